@@ -1,0 +1,34 @@
+"""The methods by name: `METHODS` is the only registry, and a method is imported when it is used."""
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterator
+
+from fbnll.federation import Round
+
+METHODS = {
+    "fb_nll": "fbnll.methods.fb_nll:fb_nll",
+    "fb_nll_minus": "fbnll.methods.fb_nll:fb_nll_minus",
+    "fedavg": "fbnll.methods.fedavg:fedavg",
+    "oracle": "fbnll.methods.oracle:oracle",
+    "clean": "fbnll.methods.oracle:clean",
+    "local": "fbnll.methods.local:local",
+    "reference_only": "fbnll.methods.reference_only:reference_only",
+}
+
+Method = Callable[..., Iterator[Round]]
+
+
+def load_method(name: str) -> Method:
+    if name not in METHODS:
+        raise ValueError(f"method must be one of {', '.join(METHODS)}, but it is {name!r}")
+    module, _, function = METHODS[name].partition(":")
+    method: Method = getattr(importlib.import_module(module), function)
+    return method
+
+
+def settings_of(method: Method) -> set[str]:
+    """The settings that a method names in its signature, and clustered FedAvg's where it passes settings on."""
+    parameters = inspect.signature(method).parameters.values()
+    passed_on = {"sgd", "participation", "weighted"} if any(p.kind is p.VAR_KEYWORD for p in parameters) else set()
+    return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} | passed_on

@@ -1,0 +1,460 @@
+"""The page of a run: its figures and numbers in one HTML file, drawn from what lies in the run folder and nothing else."""
+
+import json
+import os
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from importlib.resources import files
+from itertools import groupby
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fbnll import figures
+from fbnll.svg import Figure, Markup, join, percent, several, size, standalone, tag
+
+Json = dict[str, Any]
+ICON = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 2 2'%3E%3Cpath fill='%234a83c5' d='M0 0h1v1H0zM1 1h1v1H1z'/%3E%3C/svg%3E"
+
+
+class Run(NamedTuple):
+    """What a run folder says."""
+
+    config: Json
+    result: Json
+    figures: Json
+    history: list[Json]
+
+
+class Section(NamedTuple):
+    """A part of the page: its heading, a sentence or two, its figures and tables."""
+
+    heading: str
+    intro: Markup
+    parts: Sequence[Figure | Markup]
+
+
+def write_report(folder: Path) -> Path:
+    """Draws a run folder's `report.html` and `figures/*.svg`; each file appears whole or not at all."""
+    run, css = read_run(folder), files("fbnll").joinpath("report.css").read_text(encoding="utf-8")
+    sections = [section for part in SECTIONS if (section := part(run))]
+    (folder / "figures").mkdir(exist_ok=True)
+    for figure in (part for section in sections for part in section.parts if isinstance(part, Figure)):
+        write_whole(folder / "figures" / f"{figure.name}.svg", standalone(figure, css))
+    return write_whole(folder / "report.html", page(run, sections, css))
+
+
+def read_run(folder: Path) -> Run:
+    """The files of a run folder, of which only the result must be there; a number that is not finite reads as null."""
+    if not (folder / "result.json").is_file():
+        raise ValueError(f"A report is drawn from a folder that holds a result.json, but {folder} holds none")
+    config, result, drawn = ((read_json(folder / name) or [{}])[0] for name in ("config.json", "result.json", "figures.json"))
+    return Run(config, result, drawn, read_json(folder / "history.jsonl", "\n"))
+
+
+def read_json(file: Path, between: str | None = None) -> list[Json]:
+    """The JSON objects of a file with this between them, or the one that it is; none where there is no file."""
+    if not file.is_file():
+        return []
+    text = file.read_text(encoding="utf-8")
+    try:
+        values = [
+            json.loads(part, parse_constant=lambda name: None)
+            for part in (text.strip().split(between) if between else [text])
+            if part or not between
+        ]
+    except ValueError as error:
+        raise ValueError(f"{file} must hold JSON, but it does not: {error}") from None
+    if not all(isinstance(value, dict) for value in values):
+        raise ValueError(f"{file} must hold JSON objects, but it holds something else")
+    return values
+
+
+def write_whole(file: Path, text: str) -> Path:
+    """The file with this text; it takes the place of an older one at once."""
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        unfinished.write_text(text, encoding="utf-8")
+        return unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+# Values of the result, with the key under which it holds them
+
+
+def look_up(result: Any, key: str) -> Any:
+    """The value under a dotted key, or None where the way to it ends early.
+
+    >>> look_up({"tasks": [{"mean": 0.5}]}, "tasks.0.mean")
+    0.5
+    """
+    for step in key.split("."):
+        if isinstance(result, list):
+            result = dict(enumerate(result)).get(int(step))
+        else:
+            result = (result or {}).get(step)
+    return result
+
+
+def number(run: Run, key: str, show: Callable[[Any], str] = "{:,}".format) -> Markup:
+    """What a person reads of a number, with its key and its exact value in the result; a dash where it does not apply."""
+    return shown(key, look_up(run.result, key), show)
+
+
+def shown(key: str, value: Any, show: Callable[[Any], str]) -> Markup:
+    if value is None:
+        return tag("span", "–", title="does not apply")
+    return tag("span", show(value), data_key=key, data_value=json.dumps(value))
+
+
+def ratio(x: float) -> str:
+    return f"{x:.2f}"
+
+
+def seconds(t: float) -> str:
+    return f"{t:.1f}\u00a0s" if t < 120 else f"{t / 60:.0f}\u00a0min"
+
+
+def spans(users: Sequence[int]) -> str:
+    """The numbers of users, those in a row as a span.
+
+    >>> spans([0, 1, 2, 5, 7, 8])
+    '0–2, 5, 7, 8'
+    """
+    runs = [[user for _, user in group] for _, group in groupby(enumerate(sorted(users)), lambda pair: pair[1] - pair[0])]
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 2 else ", ".join(map(str, run)) for run in runs)
+
+
+def clusters_and_tasks(run: Run) -> tuple[list[int], list[int | None]]:
+    """Every user's cluster, -1 without one, and its true task, None where it is not known."""
+    clusters = [-1 if m is None else m for m in look_up(run.result, "clustering.clusters") or []]
+    return clusters, look_up(run.result, "clustering.tasks") or [None] * len(clusters)
+
+
+def classes_of(run: Run) -> list[str]:
+    return [str(name) for name in run.result.get("classes") or []]
+
+
+# The parts of the page
+
+
+def title_of(run: Run) -> str:
+    """The method, as the comparison calls it if there is one, and the dataset."""
+    method = run.result.get("method")
+    names = {row["method"]: row["label"] for row in run.result.get("comparison") or []}
+    return f"{names.get(method, method)} on {run.result.get('dataset') or 'data of its own'}"
+
+
+def headline(run: Run) -> Markup:
+    """What ran and what came of it in a few sentences, and the key figures."""
+    kicker = tag("p", "Federated learning with noisy labels", class_="kicker")
+    said = [tag("p", text, class_="lead") for text in (what_ran(run), join(*what_came_of_it(run))) if text]
+    return tag("header", kicker, tag("h1", title_of(run)), *said, tag("dl", *key_figures(run), class_="stats"))
+
+
+def what_ran(run: Run) -> str:
+    experiment, tasks, seed = run.config.get("experiment") or {}, run.result.get("tasks"), run.result.get("seed")
+    noise, rounds = experiment.get("noise"), experiment.get("rounds")
+    said = several(run.result.get("users") or 0, "user")
+    said += f" with {several(len(tasks), 'task')}" if tasks else ""
+    said += f" on {several(len(classes_of(run)), 'class', 'classes')}"
+    said += "" if not isinstance(noise, str) else ", clean labels" if noise == "none" else f", {noise.replace('_', '-')} label noise"
+    said += "" if rounds is None else f", {several(rounds, 'round')} of training" if rounds else ", no training"
+    return said + ("." if seed is None else f", seed {seed}.")
+
+
+def what_came_of_it(run: Run) -> Iterator[Markup]:
+    """A sentence for each thing that happened."""
+    ari, M = look_up(run.result, "clustering.ari"), len({*clusters_and_tasks(run)[0]} - {-1})
+    if ari is not None:
+        yield join(
+            f"The {several(M, 'cluster')} found ",
+            "are" if M > 1 else "is",
+            " exactly the true tasks. " if ari == 1 else " not quite the true tasks. ",
+        )
+    if any(look_up(run.result, f"labels.{name}") for name in ("repaired", "broken", "mistaken")):
+        yield join("Of ", number(run, "labels.wrong_before"), " wrong labels ", number(run, "labels.repaired"), " were repaired; ")
+        yield join(number(run, "labels.broken"), " right ones were broken. ")
+    if look_up(run.result, "accuracy.mean") is not None:
+        yield join("The models name ", number(run, "accuracy.mean", percent), " of the test images of their users’ tasks correctly.")
+
+
+def key_figures(run: Run) -> Iterator[Markup]:
+    """Clusters, noise, accuracy and bytes, each as far as it applies."""
+    M, tasks = len({*clusters_and_tasks(run)[0]} - {-1}), run.result.get("tasks")
+    if M:
+        agreement = join("agreement (ARI) ", number(run, "clustering.ari", ratio))
+        yield key_figure("Clusters", f"{M} found, {len(tasks)} true" if tasks else f"{M} found", agreement)
+    if look_up(run.result, "labels.noise_before") is not None:
+        before, after = (number(run, f"labels.noise_{when}", percent) for when in ("before", "after"))
+        yield key_figure("Wrong labels", join(before, " → ", after), "mean of users, before and after correction")
+    if look_up(run.result, "accuracy.mean") is not None:
+        spread = join(
+            "± ", number(run, "accuracy.std", percent), " over ", number(run, "accuracy.users_scored"), " users, each on its own task"
+        )
+        yield key_figure("Accuracy", number(run, "accuracy.mean", percent), spread)
+    if run.result.get("bytes"):
+        total = join("the whole run: ", number(run, "bytes.up", size), " up, ", number(run, "bytes.down", size), " down")
+        once = look_up(run.result, "bytes.clustering") is not None
+        yield (
+            key_figure("Sent to cluster users", number(run, "bytes.clustering", size), total)
+            if once
+            else key_figure("Sent by users", number(run, "bytes.up", size), total)
+        )
+
+
+def key_figure(name: str, value: object, note: object) -> Markup:
+    return tag("div", tag("dt", name), tag("dd", value, class_="big"), tag("dd", note, class_="note"))
+
+
+def comparison(run: Run) -> Section | None:
+    rows = run.result.get("comparison")
+    if not rows:
+        return None
+    tasks = min(max(len(row.get("per_task") or []) for row in rows), 5)  # more would not be read
+    keys = {"Mean": "mean", "Std": "std", **{f"Task {t}": f"per_task.{t}" for t in range(tasks)}}
+    numbers = [[row["label"], *(number(run, f"comparison.{i}.{key}", percent) for key in keys.values())] for i, row in enumerate(rows)]
+    drawn = figures.comparison_bars(rows, str(run.result.get("method")))
+    return Section(
+        "Against the alternatives",
+        join("The same users and the same noise, other ways to learn."),
+        [drawn, table("In numbers", ["Method", *keys], numbers, 1)],
+    )
+
+
+def similarity(run: Run) -> Section | None:
+    R = np.array(run.figures.get("R") or np.zeros((0, 0)), float)
+    clusters, tasks = clusters_and_tasks(run)
+    present = run.figures.get("present")
+    present = [k for k in range(len(R)) if R[k, k] > 0] if present is None else present
+    if not present:
+        return None
+    drawn = figures.heat_map(R, run.figures.get("linkage") or [], present, clusters, tasks)
+    intro = ["Users with the same task see the same kind of data, so the spectra of their features are alike, whatever their labels say. "]
+    if look_up(run.result, "clustering.matched") is not None:
+        intro.append(join(number(run, "clustering.matched", percent), " of users are in the cluster that stands for their true task. "))
+    without = look_up(run.result, "clustering.without_cluster")
+    intro.append(f"Without a cluster: users {spans(without)}." if without else "")
+    return Section("Who resembles whom", join(*intro), [drawn, table_of_clusters(clusters, tasks)])
+
+
+def table_of_clusters(clusters: Sequence[int], tasks: Sequence[int | None]) -> Markup:
+    hue, rows = figures.colours(clusters, tasks), []
+    for m in sorted({*clusters} - {-1}):
+        users = [k for k, cluster in enumerate(clusters) if cluster == m]
+        wanted = Counter(t for k in users if (t := tasks[k]) is not None)
+        rows.append(
+            [join(swatch(hue[m]), m), ", ".join(f"{n} × task {t}" for t, n in sorted(wanted.items())) or "–", spans(users), len(users)]
+        )
+    return table("The clusters", ["Cluster", "True tasks", "Users", "Number"], rows, 3)
+
+
+def noise_of_one_user(run: Run) -> Section | None:
+    example = run.figures.get("noise_example") or {}
+    models = {name: np.array(counts, float) for name, counts in (example.get("models") or {}).items() if counts}
+    if not models:
+        return None
+    most = max(float(counts.sum(axis).max()) for counts in models.values() for axis in (0, 1))
+    drawn = [figures.noise_panel(name, counts, classes_of(run), most) for name, counts in models.items()]
+    intro = f"The labels of user {example.get('user')} under each model of noise: how many samples carry a label, and how many of these wrongly."
+    return Section("What noise does to a user", join(intro), [*drawn])
+
+
+def correction(run: Run) -> Section | None:
+    flow = {name: np.array(counts, float) for name, counts in (run.figures.get("flow") or {}).items() if counts}
+    labels, parts = run.result.get("labels") or {}, []
+    if labels.get("wrong_before") is not None and labels.get("repaired") is not None:
+        parts.append(figures.fates(labels, sum(user["n"] for user in labels["per_user"])))
+    titles = {
+        "given_corrected": "What the correction changed",
+        "true_given": "Before: given labels",
+        "true_corrected": "After: corrected labels",
+    }
+    parts += [figures.matrix(name, title, flow[name], classes_of(run)) for name, title in titles.items() if name in flow]
+    fate = join(
+        number(run, "labels.missed"),
+        " wrong labels were left as they were, ",
+        number(run, "labels.mistaken"),
+        " were changed to another wrong one.",
+    )
+    return Section("From given to corrected labels", join("All users together. ", fate if labels else ""), parts) if parts else None
+
+
+def phases(run: Run) -> Section | None:
+    decided, parts = run.figures.get("phases") or {}, []
+    if decided.get("per_class"):
+        parts.append(figures.phase_per_class(decided["per_class"], classes_of(run)))
+    if decided.get("repaired") and decided.get("broken"):
+        parts.append(figures.repaired_and_broken(decided["repaired"], decided["broken"]))
+    intro = (
+        "Phase 1 looks at all samples of a user that were given one label: if their spectrum resembles that of exactly one clean class, "
+    )
+    intro += "they all get its label. Where it does not, phase 2 decides sample by sample."
+    return Section("Which phase decided", join(intro), [*parts]) if parts else None
+
+
+def users(run: Run) -> Section | None:
+    per_user = look_up(run.result, "labels.per_user") or []
+    noisy = [user for user in per_user if user.get("before") is not None]
+    if not noisy:
+        return None
+    columns = {"Before": ("before", percent), "After": ("after", percent), "Repaired": ("repaired", str), "Broken": ("broken", str)}
+    rows = [
+        [
+            user["user"],
+            number(run, f"clustering.clusters.{user['user']}"),
+            *(number(run, f"labels.per_user.{i}.{key}", show) for key, show in columns.values()),
+            number(run, f"accuracy.per_user.{user['user']}", percent),
+        ]
+        for i, user in enumerate(per_user)
+    ]
+    drawn = table("User by user", ["User", "Cluster", *columns, "Accuracy"], rows, 1)
+    worst = max(noisy, key=lambda user: user["before"])
+    intro = f"From {percent(min(user['before'] for user in noisy))} wrong labels to {percent(worst['before'])}, before the correction."
+    return Section("The noise of every user", join(intro), [figures.noise_of_users(noisy), drawn])
+
+
+def rounds(run: Run) -> Section | None:
+    scored = [(row["round"], row["accuracy"]) for row in run.history if look_up(row, "accuracy.mean") is not None]
+    per_task, names = look_up(run.result, "accuracy.per_task") or [], classes_of(run)
+    rows = [
+        [
+            join(swatch(task["task"]), task["task"]),
+            ", ".join(names[c] for c in task["classes"]),
+            number(run, f"accuracy.per_task.{t}.users"),
+            number(run, f"accuracy.per_task.{t}.mean", percent),
+        ]
+        for t, task in enumerate(per_task)
+        if task["mean"] is not None
+    ]
+    parts = [figures.accuracy_lines(scored)] if scored else []
+    parts += [table("Each task after the last round", ["Task", "Classes", "Users", "Accuracy"], rows, 2)] if rows else []
+    return Section("Accuracy, round by round", join("On clean test images of each user’s own task."), parts) if parts else None
+
+
+def traffic(run: Run) -> Section | None:
+    sent = run.result.get("bytes") or {}
+    names = {
+        "clustering": "Clustering, once",
+        "one_model_exchange": "One exchange of models",
+        "up": "Whole run, up",
+        "down": "Whole run, down",
+    }
+    bars = [(words, sent[key]) for key, words in names.items() if sent.get(key)]
+    rows = [
+        [
+            tag("code", job),
+            *(
+                shown(f"bytes.per_job.{job}.{key}", asked.get(key), show)
+                for key, show in (("asks", "{:,}".format), ("up", size), ("down", size))
+            ),
+        ]
+        for job, asked in (sent.get("per_job") or {}).items()
+    ]
+    if sent.get("evaluation"):
+        rows.append(["Evaluation, counted apart", "", *(number(run, f"bytes.evaluation.{way}", size) for way in ("up", "down"))])
+    parts = [figures.byte_bars(bars)] if bars else []
+    parts += [table("Job by job", ["Job", "Asks", "Up", "Down"], rows, 1)] if rows else []
+    intro = join("Up is from users to the server, down from the server to users. ")
+    if sent.get("clustering") and sent.get("one_model_exchange"):
+        share = sent["clustering"] / sent["one_model_exchange"]
+        than = f"{1 / share:,.0f} times less" if share < 0.7 else f"{share:.1f} times as much"
+        intro = join(
+            intro, "Clustering sends ", number(run, "bytes.clustering", size), f", {than} than " if share < 0.7 else f", {than} as "
+        )
+        intro = join(intro, "one exchange of models (", number(run, "bytes.one_model_exchange", size), ").")
+    return Section("What was sent", intro, parts) if parts else None
+
+
+def details(run: Run) -> Section:
+    config, parts = run.config, []
+    if config.get("command"):
+        parts.append(card(tag("h3", "To run it again"), tag("pre", tag("code", config["command"]))))
+    spent = {stage: t for stage, t in (run.result.get("seconds") or {}).items() if t is not None}
+    if spent:
+        longest = max(spent.values()) or 1.0
+        parts.append(
+            table(
+                "Time",
+                ["Stage", "Share", "Seconds"],
+                [[stage, meter(t / longest), number(run, f"seconds.{stage}", seconds)] for stage, t in spent.items()],
+                2,
+            )
+        )
+    missing = [
+        [tag("code", entry.get("job")), spans(entry.get("users") or []), entry.get("round")] for entry in run.result.get("missing") or []
+    ]
+    everybody = card(tag("h3", "Users who did not answer"), tag("p", "None: every user answered every ask."))
+    parts.append(table("Users who did not answer", ["Job", "Users", "Round"], missing, 2) if missing else everybody)
+    ran = {"seed": config.get("seed"), "device": config.get("device"), **(config.get("versions") or {})}
+    for title, values in (("Where it ran", ran), ("Configuration", config.get("experiment") or {})):
+        parts.append(table(title, ["Name", "Value"], [[tag("code", name), written(value)] for name, value in values.items()]))
+    return Section("Details", join("What it takes to run it again, and what it took."), [*parts])
+
+
+SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
+    comparison,
+    similarity,
+    noise_of_one_user,
+    correction,
+    phases,
+    users,
+    rounds,
+    traffic,
+    details,
+)
+
+
+# How parts become HTML
+
+
+def page(run: Run, sections: Sequence[Section], css: str) -> str:
+    head = [
+        tag("meta", charset="utf-8"),
+        tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        tag("title", title_of(run)),
+        tag("link", rel="icon", href=ICON),
+        tag("style", Markup(css)),
+    ]
+    footer = tag("footer", "Drawn by fbnll from the files of the run. Each figure also lies in figures/, as a file of its own.")
+    body = tag("main", headline(run), *map(section_markup, sections), footer)
+    return "<!doctype html>\n" + tag("html", tag("head", *head), tag("body", body), lang="en") + "\n"
+
+
+def section_markup(section: Section) -> Markup:
+    parts = (figure_markup(part) if isinstance(part, Figure) else part for part in section.parts)
+    return tag("section", tag("h2", section.heading), tag("p", section.intro, class_="soft"), tag("div", *parts, class_="grid"))
+
+
+def figure_markup(figure: Figure) -> Markup:
+    return tag("figure", tag("figcaption", tag("strong", figure.title), figure.caption), figure.svg)
+
+
+def card(*children: object) -> Markup:
+    return tag("div", *children, class_="card")
+
+
+def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]], numbers: int | None = None) -> Markup:
+    """A table on a card, which scrolls by itself where it is larger; its first column names the row, from `numbers` on it holds numbers."""
+    kinds = ["number" if numbers is not None and i >= numbers else None for i in range(len(header))]
+    head = tag("thead", tag("tr", *(tag("th", words, scope="col", class_=kind) for words, kind in zip(header, kinds))))
+    lines = (
+        tag("tr", tag("th", first, scope="row"), *(tag("td", cell, class_=kind) for cell, kind in zip(rest, kinds[1:])))
+        for first, *rest in rows
+    )
+    whole = tag("table", tag("caption", title), head, tag("tbody", *lines))
+    return card(tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=title))
+
+
+def swatch(hue: int) -> Markup:
+    return tag("span", class_="swatch", style=f"background: var(--c{hue % 10})", aria_hidden="true")
+
+
+def meter(share: float) -> Markup:
+    return tag("span", tag("span", style=f"width: {100 * share:.1f}%"), class_="meter")
+
+
+def written(value: object) -> str:
+    return value if isinstance(value, str) else "–" if value is None else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,186 @@
+"""What exists before a method is chosen: users with their inputs, given labels and features, the server's clean set, and the truth."""
+
+import time
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+
+import numpy as np
+
+from fbnll import data
+from fbnll.evaluation import Truth
+from fbnll.experiment import Experiment
+from fbnll.features import cached, feature_map
+from fbnll.federation import Reference, User, generator
+from fbnll.methods import load_method, settings_of
+from fbnll.noise import NOISES, corrupt
+from fbnll.partition import partition, tasks_of
+from fbnll.payload import Payload
+
+
+@dataclass(frozen=True, eq=False)
+class Scenario:
+    """All that exists before a method is chosen: the users' inputs, labels and features, the clean set, and the truth if it is known."""
+
+    X: Sequence[np.ndarray]
+    given: Sequence[np.ndarray]
+    true: Sequence[np.ndarray] | None
+    features: Mapping[str, Sequence[np.ndarray]]  # stage -> Φ(X) of every user
+    fingerprints: Mapping[str, str]
+    reference: Reference | None
+    truth: Truth | None
+    classes: Sequence[str]
+    M: int
+    noise_example: Payload | None = None
+
+    @property
+    def phi(self) -> dict[str, tuple[int, str]]:
+        return {stage: (parts[0].shape[1], self.fingerprints[stage]) for stage, parts in self.features.items()}
+
+    def check(self, e: Experiment, methods: Sequence[str]) -> None:
+        """Refuses what the methods could not work with, before anything is written."""
+        for name in methods:
+            settings = settings_of(load_method(name))
+            if "tau_sim" in settings or name == "reference_only":
+                _check_clean_set(name, self.reference, len(self.classes))
+            if name in ("oracle", "clean") and self.truth is None:
+                raise ValueError(f"{name} must know the true tasks, but they are unknown for users given as samples")
+        for stage, ranks in {"clustering": ("q",), "correction": ("q1", "l")}.items():
+            width = self.phi[stage][0] if stage in self.phi else None
+            for name in ranks:
+                if width is not None and getattr(e, name) > width:
+                    came = f"{name} is {getattr(e, name)} and features have {width} columns"
+                    raise ValueError(f"{name} must be at most the feature dimension, but {came}")
+
+    def users(self, seed: int) -> list[User]:
+        """Fresh users, with nothing in their states."""
+        K, C = len(self.X), len(self.classes)
+        users = []
+        for k in range(K):
+            features = {stage: (parts[k], self.fingerprints[stage]) for stage, parts in self.features.items()}
+            truth = {"labels": self.true[k], "task": int(self.truth.tau[k])} if self.true is not None and self.truth else {}
+            users.append(User(k, self.X[k], self.given[k], features, C, K, seed, truth))
+        return users
+
+
+def _check_clean_set(method: str, reference: Reference | None, C: int) -> None:
+    if reference is None:
+        raise ValueError(f"{method} must have a clean set, but reference is not given")
+    missing = sorted(set(range(C)) - set(reference.y.tolist()))
+    if missing:
+        raise ValueError(f"the clean set must have samples of every class, but it has none of {missing}")
+
+
+def stages_of(experiment: Experiment, methods: Sequence[str]) -> dict[str, str]:
+    """The stages whose Φ the methods need, and its name."""
+    needed = {"clustering": "q", "correction": "tau_sim"}
+    wanted = {stage for stage, setting in needed.items() if any(setting in settings_of(load_method(name)) for name in methods)}
+    wanted |= {experiment.inputs} - {"data"}
+    return {stage: str(getattr(experiment, f"phi_{stage}")) for stage in sorted(wanted)}
+
+
+def simulated(e: Experiment, stages: Mapping[str, str], seconds: defaultdict[str, float], quiet: bool = True) -> Scenario:
+    """Users of a public dataset: partitioned into tasks, with impurity and label noise."""
+    begun = time.perf_counter()
+    dataset = data.load(e.dataset, e.data_dir)
+    C = len(dataset.classes)
+    tasks = tasks_of(e.dataset, e.tasks, C)
+    y = dataset.y_train
+    parts = partition(
+        y, tasks, e.users, impurity=e.impurity, clean_per_class=asdict(e)["clean_per_class"], rng=generator(e.seed, "experiment:partition")
+    )
+    noises = e.noise.split(",")
+    true = [y[rows] for rows in parts.users]
+
+    def given(k: int, noise: str) -> np.ndarray:
+        task = tasks[int(parts.tau[k])]
+        others = [c for T in tasks if T is not task for c in T]
+        rng = generator(e.seed, "experiment:noise", k)
+        return corrupt(true[k], noise, task=task, others=others, C=C, rng=rng, alpha=e.alpha, rho=e.rho, beta=e.beta, coin=e.coin)
+
+    labels = [given(k, noises[k % len(noises)]) for k in range(e.users)]
+    seconds["data"] += time.perf_counter() - begun
+    maps = {stage: feature_map(name, device=e.device) for stage, name in stages.items()}
+    begun = time.perf_counter()
+    Z = {stage: cached(phi, dataset.X_train, progress=not quiet) for stage, phi in maps.items()}
+    X_train = dataset.X_train if e.inputs == "data" else Z[e.inputs]
+    X_test = dataset.X_test if e.inputs == "data" else cached(maps[e.inputs], dataset.X_test, progress=not quiet)
+    seconds["features"] += time.perf_counter() - begun
+    correction = Z.get("correction", np.empty((len(y), 0), np.float32))
+    return Scenario(
+        X=[X_train[rows] for rows in parts.users],
+        given=labels,
+        true=true,
+        features={stage: [values[rows] for rows in parts.users] for stage, values in Z.items()},
+        fingerprints={stage: phi.fingerprint for stage, phi in maps.items()},
+        reference=Reference(X_train[parts.clean], y[parts.clean], correction[parts.clean]),
+        truth=Truth(tasks, parts.tau, X_test, dataset.y_test),
+        classes=dataset.classes,
+        M=len(tasks),
+        noise_example=_noise_example(true[0], {noise: partial(given, 0, noise) for noise in NOISES}, C),
+    )
+
+
+def _noise_example(true: np.ndarray, models: Mapping[str, Callable[[], np.ndarray]], C: int) -> Payload:
+    """What each noise model would make of one user's labels: counts of true and given classes."""
+
+    def counts(given: np.ndarray) -> list[list[int]]:
+        table = np.zeros((C, C), int)
+        np.add.at(table, (true, given), 1)
+        return table.tolist()
+
+    tables = {}
+    for noise, given in models.items():
+        try:
+            tables["clean" if noise == "none" else noise] = counts(given())
+        except ValueError:
+            continue  # a model that this user cannot have, such as a target in other tasks where there is one task
+    return {"user": 0, "models": dict(sorted(tables.items(), key=lambda item: item[0] != "clean"))}
+
+
+Samples = tuple[np.ndarray, np.ndarray]
+
+
+def from_samples(e: Experiment, users: Sequence[Samples], reference: Samples | None, stages: Mapping[str, str]) -> Scenario:
+    """Users that somebody has: inputs and given labels of each, and the clean set if the method needs one. The truth is unknown."""
+    named = [(f"user {k}", X, y) for k, (X, y) in enumerate(users)] + ([("the clean set", *reference)] if reference else [])
+    checked = [_checked_samples(*samples) for samples in named]
+    C = max([int(y.max()) for _, y in checked if len(y)], default=-1) + 1
+    if C < 1:
+        raise ValueError("some user must have samples, but none has")
+    shapes = {X.shape[1:] for X, _ in checked if len(X)}
+    if len(shapes) > 1:
+        raise ValueError(f"samples of all users must have one shape, but they have {sorted(shapes)}")
+    checked = [(X if len(X) else np.empty((0, *next(iter(shapes))), X.dtype), y) for X, y in checked]
+    maps = {stage: feature_map(name, device=e.device) for stage, name in stages.items()}
+    Z = {stage: [phi(X) if len(X) else None for X, _ in checked] for stage, phi in maps.items()}
+    width = {stage: next(part.shape[1] for part in parts if part is not None) for stage, parts in Z.items()}
+    full = {s: [np.empty((0, width[s]), np.float32) if part is None else part for part in parts] for s, parts in Z.items()}
+    inputs = [X for X, _ in checked] if e.inputs == "data" else full[e.inputs]
+    correction = full.get("correction", [np.empty((len(X), 0), np.float32) for X, _ in checked])
+    K = len(users)
+    return Scenario(
+        X=inputs[:K],
+        given=[y for _, y in checked[:K]],
+        true=None,
+        features={stage: parts[:K] for stage, parts in full.items()},
+        fingerprints={stage: phi.fingerprint for stage, phi in maps.items()},
+        reference=Reference(inputs[K], checked[K][1], correction[K]) if reference else None,
+        truth=None,
+        classes=[str(c) for c in range(C)],
+        M=e.tasks if isinstance(e.tasks, int) else len(e.tasks),
+    )
+
+
+def _checked_samples(who: str, X: np.ndarray, y: np.ndarray) -> Samples:
+    X, y = np.asarray(X), np.asarray(y)
+    if y.ndim != 1 or len(X) != len(y):
+        raise ValueError(f"{who} must have one label for each sample, but there are labels {y.shape} for samples {X.shape}")
+    if len(y) and not (np.issubdtype(y.dtype, np.integer) and y.min() >= 0):
+        raise ValueError(f"labels of {who} must be integers from 0 on, but they are {y.dtype} from {y.min()}")
+    if X.dtype != np.uint8:
+        X = X.astype(np.float32)
+        if not np.isfinite(X).all():
+            raise ValueError(f"samples of {who} must be finite, but {int((~np.isfinite(X)).sum())} values are NaN or infinite")
+    return X, y.astype(np.int64)
