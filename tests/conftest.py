@@ -15,7 +15,9 @@ from fbnll.scenario import Scenario, simulated
 from fbnll.transports import InProcess, Loopback, Processes
 
 EXPERIMENT = Experiment(users=4, noise="class_dependent", model="softmax", rounds=2, epochs=1, clean_per_class=12, impurity=0.1).complete()
-SGD = {name: asdict(EXPERIMENT)[name] for name in ("model", "stem", "epochs", "lr", "momentum", "weight_decay", "batch")} | {"device": "cpu"}
+SGD = {name: asdict(EXPERIMENT)[name] for name in ("model", "stem", "epochs", "lr", "momentum", "weight_decay", "batch")} | {
+    "device": "cpu"
+}
 
 
 @pytest.fixture(scope="session")

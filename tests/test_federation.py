@@ -195,7 +195,10 @@ def test_randomness_depends_on_the_user_the_job_and_how_often_it_was_asked_alone
 
 
 @both
-@pytest.mark.parametrize(("fault", "counted"), [("message lost", [1, 1, 2]), ("reply lost", [1, 1, 2]), ("late", [1, 1, 2]), ("twice", [1, 2, 3]), ("garbled", [1, 1, 2])])
+@pytest.mark.parametrize(
+    ("fault", "counted"),
+    [("message lost", [1, 1, 2]), ("reply lost", [1, 1, 2]), ("late", [1, 1, 2]), ("twice", [1, 2, 3]), ("garbled", [1, 1, 2])],
+)
 def test_a_lost_reply_is_a_lost_ask_and_asking_twice_changes_a_state_once(transport, fault, counted):
     fed = five(transport, lambda inner: Faulty(inner, lambda ask, tries: fault if ask.user == 1 and ask.number == 2 else None))
     replies = [fed.ask_all(count_up).get(1) for _ in range(4)]
@@ -229,7 +232,10 @@ def test_an_older_ask_is_ignored_and_a_state_that_is_gone_is_missing():
         alone.answer(library.Ask(0, draw.mark.name, {"n": 1}, 0, 9, 0, "0.7", "", None))
 
 
-@pytest.mark.parametrize("name", ["os:system", "fbnll.methods.fb_nll:hac", "fbnll.methods.nothing:job", "fbnll.federation:find_job", "fbnll.evaluation:Truth", "", ":"])
+@pytest.mark.parametrize(
+    "name",
+    ["os:system", "fbnll.methods.fb_nll:hac", "fbnll.methods.nothing:job", "fbnll.federation:find_job", "fbnll.evaluation:Truth", "", ":"],
+)
 def test_only_marked_jobs_of_the_library_are_found(name):
     with pytest.raises((ValueError, ModuleNotFoundError)):
         find_job(name)

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from conftest import EXPERIMENT, bits, labels_now, members, program, states_now
 
+from conftest import EXPERIMENT, bits, labels_now, members, program, states_now
 from fbnll import evaluation
 from fbnll.federation import TooManyMissing, checkpoint, resume
 from fbnll.methods import METHODS, load_method
@@ -84,7 +84,11 @@ def test_random_truth_changes_no_bit_of_any_method_but_those_that_use_it(name, s
 def test_with_a_fault_at_each_ask_in_turn_it_ends_well_and_resumes_to_the_same_bits(name, fault, scenario):
     """In a run of one user fewer, or with one more try, and never with labels corrected twice."""
     asked = []
-    list(program(name, fresh(scenario, lambda inner: Faulty(inner, lambda ask, tries: asked.append((ask.user, ask.job, ask.count)))), scenario))
+    list(
+        program(
+            name, fresh(scenario, lambda inner: Faulty(inner, lambda ask, tries: asked.append((ask.user, ask.job, ask.count)))), scenario
+        )
+    )
     for unlucky in asked:
 
         def fate(ask, tries, unlucky=unlucky):
@@ -119,7 +123,9 @@ class WithUsers(Faulty):
 
 
 def test_a_lost_one_shot_ask_costs_nothing(scenario, expected):
-    fed = fresh(scenario, lambda inner: WithUsers(inner, lambda ask, tries: "reply lost" if tries == 1 and "train" not in ask.job else None))
+    fed = fresh(
+        scenario, lambda inner: WithUsers(inner, lambda ask, tries: "reply lost" if tries == 1 and "train" not in ask.job else None)
+    )
     assert outcome(fed, program("fb_nll", fed, scenario)) == expected["fb_nll"]
 
 

@@ -23,7 +23,11 @@ def test_a_message_comes_back_as_it_was_sent():
     back = unpack(pack(MESSAGE))
     assert back["list"][:5] == MESSAGE["list"][:5]
     assert back["list"][5][0].tolist() == [7]
-    for part, expected in ((back["w"]["layer.weight"], MESSAGE["w"]["layer.weight"]), (back["flags"], MESSAGE["flags"]), (back["scalar"], MESSAGE["scalar"])):
+    for part, expected in (
+        (back["w"]["layer.weight"], MESSAGE["w"]["layer.weight"]),
+        (back["flags"], MESSAGE["flags"]),
+        (back["scalar"], MESSAGE["scalar"]),
+    ):
         assert part.dtype == expected.dtype
         np.testing.assert_array_equal(part, expected)
     assert back["w"]["empty"].shape == (0, 3)
@@ -48,7 +52,9 @@ def test_memory_order_and_byte_order_do_not_matter():
     np.testing.assert_array_equal(unpack(pack({"a": array}))["a"], array)
 
 
-@pytest.mark.parametrize("bad", [{"a": object()}, {"a": np.array(["x"])}, {"a": np.array([1j])}, {"@": 1}, {"a": {1: 2}}, {"a": float("nan")}, {"a": b"x"}])
+@pytest.mark.parametrize(
+    "bad", [{"a": object()}, {"a": np.array(["x"])}, {"a": np.array([1j])}, {"@": 1}, {"a": {1: 2}}, {"a": float("nan")}, {"a": b"x"}]
+)
 def test_what_cannot_travel_is_refused_by_the_sender(bad):
     with pytest.raises(ValueError, match=r"must|JSON"):
         pack(bad)

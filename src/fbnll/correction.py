@@ -19,7 +19,7 @@ from fbnll.spectral import class_subspaces, projection_energy, relevance
 Thresholds = float | tuple[Float[ndarray, " sizes"], Float[ndarray, " sizes"]]
 
 REPEATS = 0
-SPOILT = [("swap", .15), ("swap", .3), ("swap", .45), ("mix", .3), ("mix", .6), ("mix", .9)]
+SPOILT = [("swap", 0.15), ("swap", 0.3), ("swap", 0.45), ("mix", 0.3), ("mix", 0.6), ("mix", 0.9)]
 KAPPAS = np.r_[0.0, np.geomspace(0.3, 10, 120)]
 SIZES = np.unique(np.geomspace(1, 100_000, 64).round())
 
@@ -97,7 +97,12 @@ def auto_thresholds(
         raise ValueError(f"tau_sim auto must have at least 2 clean samples of every class, but class {n_s.argmin()} has {n_s.min()}")
 
     def trials(held_out: Sequence[float], spoilt: Sequence[tuple[str, float]]) -> tuple[ndarray, ...]:
-        runs = [_trial(Z_s, y_s, C, q1, l, share, how, f, rng) for share in held_out for how, f in spoilt for _ in range(REPEATS or max(2, 4000 // len(y_s)))]
+        runs = [
+            _trial(Z_s, y_s, C, q1, l, share, how, f, rng)
+            for share in held_out
+            for how, f in spoilt
+            for _ in range(REPEATS or max(2, 4000 // len(y_s)))
+        ]
         return tuple(np.concatenate(parts) for parts in zip(*runs))
 
     pure, few = trials((1 / 2, 1 / 4), [("swap", 0.0)]), trials((1 / 10,), [("swap", 0.0)])
@@ -133,7 +138,8 @@ def _trial(Z_s, y_s, C, q1, l, share, how, f, rng):
         selected[i[: round(f * n)]] = True
     if how == "swap":
         order = rng.permutation(C)
-        nxt = np.empty(C, int); nxt[order] = np.roll(order, 1)
+        nxt = np.empty(C, int)
+        nxt[order] = np.roll(order, 1)
         given[selected] = nxt[y_s[selected]]
     else:
         given[selected] = rng.permutation(y_s[selected])
@@ -142,7 +148,8 @@ def _trial(Z_s, y_s, C, q1, l, share, how, f, rng):
     V = class_subspaces(Z, y, C, q1)
     r_avg = (server_relevance(Z_r, y_r, V) + user_relevance(Z, y, Q[:, :, :q1])) / 2
     sizes = np.bincount(y, minlength=C)
-    confusion = np.zeros((C, C)); np.add.at(confusion, (y, true), 1)
+    confusion = np.zeros((C, C))
+    np.add.at(confusion, (y, true), 1)
     second = largest_projection(projection_energy(Z, Q[:, :, :l]), y) != true
     wrong = np.column_stack([sizes[:, None] - confusion, np.bincount(y, second, minlength=C)]) / sizes[:, None]
     return 1 / np.bincount(y_r, minlength=C) + 1 / sizes, r_avg, wrong

@@ -177,7 +177,7 @@ def _hold_out(X: Shaped[np.ndarray, "n *sample"], y: Int[np.ndarray, "n"]) -> tu
 
 
 def _npz(path: Path) -> Dataset:
-    with _must_be(path, "an .npz with samples X, integer labels y and, if there are any, X_test, y_test and classes"):
+    with must_be(path, "an .npz with samples X, integer labels y and, if there are any, X_test, y_test and classes"):
         arrays = dict(np.load(path, allow_pickle=False))
         classes = tuple(map(str, arrays["classes"])) if "classes" in arrays else _numbered(arrays["y"])
         train = _checked(_samples(arrays["X"]), arrays["y"], len(classes))
@@ -204,12 +204,12 @@ def _numbered(y: Shaped[np.ndarray, "..."]) -> tuple[str, ...]:
 
 
 @contextmanager
-def _must_be(path: Path, what: str) -> Iterator[None]:
+def must_be(path: Path, what: str) -> Iterator[None]:
     """Turns whatever goes wrong inside into one sentence about the file."""
     try:
         yield
     except Exception as error:  # readers of foreign bytes raise nearly everything: zlib.error, SyntaxError, struct.error, …
-        reason = str(error).strip().split("\n")[0].rstrip(".") or type(error).__name__
+        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
         raise ValueError(f"{path} must be {what}, but {'it has no ' if isinstance(error, KeyError) else ''}{reason}") from error
 
 
@@ -272,7 +272,7 @@ def _read_parquet(path: Path, label: str, shape: tuple[int, ...], C: int, quiet:
     from pyarrow.parquet import ParquetFile
 
     what = f"Parquet with images in a column img or image and labels 0..{C - 1 if C else 'C−1'} in a column {label}"
-    with _must_be(path, what), ParquetFile(path) as file:
+    with must_be(path, what), ParquetFile(path) as file:
         columns = file.schema_arrow.names
         image = "img" if "img" in columns else "image"
         if missing := {image, label} - set(columns):
@@ -323,7 +323,7 @@ def _cifar(paths: list[Path], C: int, members: dict[str, str], labels: int, colu
     """Records of `labels` bytes of labels, then 1,024 bytes each of red, green and blue; `members` maps a file to its split."""
     [path], length = paths, labels + 3072
     found: dict[str, bytes] = {}
-    with _must_be(path, f"the binary archive of CIFAR with labels 0..{C - 1}"), gzip.open(path) as stream:
+    with must_be(path, f"the binary archive of CIFAR with labels 0..{C - 1}"), gzip.open(path) as stream:
         with tarfile.open(fileobj=stream, mode="r|") as archive:
             for member in archive:  # by name and in memory: nothing is written anywhere
                 name = PurePosixPath(member.name).name
@@ -350,7 +350,7 @@ def _svhn(paths: list[Path], C: int) -> tuple[Split, Split]:
     from scipy.io import loadmat, whosmat
 
     def read(path: Path) -> Split:
-        with _must_be(path, "a MATLAB 5.0 file with images X (32 × 32 × 3 × n) and labels y in 1..10"):
+        with must_be(path, "a MATLAB 5.0 file with images X (32 × 32 × 3 × n) and labels y in 1..10"):
             held = {name: (shape, kind) for name, shape, kind in whosmat(path)}
             n = held["y"][0][0] if "y" in held else 0
             if held.get("X") != ((32, 32, 3, n), "uint8") or held["y"][0] != (n, 1):
@@ -370,7 +370,7 @@ def _idx(paths: list[Path], C: int) -> tuple[Split, Split]:
 
     def read(path: Path, *sample: int) -> np.ndarray:
         with (
-            _must_be(path, f"a gzipped idx file of {'×'.join(map(str, sample)) + ' images' if sample else 'labels'}"),
+            must_be(path, f"a gzipped idx file of {'×'.join(map(str, sample)) + ' images' if sample else 'labels'}"),
             gzip.open(path) as file,
         ):
             magic, n, *size = np.frombuffer(file.read(8 + 4 * len(sample)), ">u4").tolist()
@@ -381,7 +381,7 @@ def _idx(paths: list[Path], C: int) -> tuple[Split, Split]:
 
     def split(images: Path, labels: Path) -> Split:
         X, y = read(images, 28, 28)[..., None], read(labels)
-        with _must_be(labels, f"labels in 0..{C - 1} of the {len(X)} images in {images.name}"):
+        with must_be(labels, f"labels in 0..{C - 1} of the {len(X)} images in {images.name}"):
             return _checked(X, y, C)
 
     return split(*paths[:2]), split(*paths[2:])

@@ -104,31 +104,27 @@ def heat_map(
 
 def histogram(R: Float[np.ndarray, "K K"], present: list[int], clusters: Sequence[int]) -> Figure:
     """How R is spread over pairs of users of one cluster, and over pairs of different ones."""
-    pairs = [(R[a, b], clusters[a] == clusters[b]) for i, a in enumerate(present) for b in present[:i] if np.isfinite(R[a, b])]
-    low, high = min((r for r, _ in pairs), default=0.0), max((r for r, _ in pairs), default=1.0)
-    edges = np.linspace(low, high if high > low else low + 0.01, 31)
-    counts = {same: np.histogram([r for r, together in pairs if together == same], edges)[0] for same in (True, False)}
-    most = max(1, *(int(count.max()) for count in counts.values()))
-    keys, top = legend([("fill-right", "of one cluster"), ("fill-mute", "of different clusters")], 0)
-    x, y, body = linear(edges[0], edges[-1], 0, WIDTH), linear(0, most, top + 130, top + 8), [keys]
-    for i, (a, b) in enumerate(zip(edges, edges[1:])):
-        stack = top + 130
-        for same, kind in ((True, "fill-right"), (False, "fill-mute")):
-            n, words = int(counts[same][i]), "of one cluster" if same else "of different clusters"
-            stack -= y(0) - y(n)
-            body.append(
-                rect(x(a) + 0.5, stack, x(b) - x(a) - 1, y(0) - y(n), kind, f"R from {a:.3f} to {b:.3f}: {several(n, 'pair')} {words}")
-                if n
-                else Markup()
-            )
+    a, b = (np.array(present)[side] for side in np.tril_indices(len(present), -1))
+    together, finite = np.array(clusters)[a] == np.array(clusters)[b], np.isfinite(R[a, b])
+    kinds = {
+        "fill-right": ("of one cluster", R[a, b][together & finite]),
+        "fill-mute": ("of different clusters", R[a, b][~together & finite]),
+    }
+    edges = np.histogram_bin_edges(R[a, b][finite], 30)
+    counts = np.stack([np.histogram(r, edges)[0] for _, r in kinds.values()])
+    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+    keys, top = legend([(kind, words) for kind, (words, _) in kinds.items()], 0)
+    x, y, body = linear(edges[0], edges[-1], 0, WIDTH), linear(0, shares.sum(0).max() or 1.0, top + 130, top + 8), [keys]
+    for i in range(30):
+        for kind, n, share, height in zip(kinds, counts[:, i], shares[:, i], np.cumsum(shares[:, i])):
+            told = f"R from {edges[i]:.3f} to {edges[i + 1]:.3f}: {several(n, 'pair')} {kinds[kind][0]}"
+            body += [rect(x(edges[i]) + 0.5, y(height), WIDTH / 30 - 1, y(0) - y(share), kind, told)] if n else []
     body.append(line(0, y(0), WIDTH, y(0), "line-grid"))
     body += [label(x(t), y(0) + 13, f"{t:g}", "soft small", "middle") for t in ticks(edges[0], edges[-1], 6) if 8 < x(t) < WIDTH - 8]
-    inside, outside = ([r for r, together in pairs if together == same] for same in (True, False))
-    caption = (
-        f"{several(len(pairs), 'pair')}."
-        if not inside or not outside
-        else f"The least alike pair of one cluster has R = {min(inside):.2f}, the most alike pair of different ones {max(outside):.2f}."
-    )
+    caption = f"{several(int(finite.sum()), 'pair')}."
+    if counts.any(1).all():
+        least, most = (f"{r:.2f}" for r in (kinds["fill-right"][1].min(), kinds["fill-mute"][1].max()))
+        caption = f"The least alike pair of one cluster has R = {least}, the most alike pair of different ones {most}. Bars are shares of each kind."
     return draw("pairs", "R of every pair of users", caption, caption, top + 148, *body)
 
 
@@ -201,9 +197,8 @@ def fates(labels: Json, n: int) -> Figure:
     for i, (words, source, count, kind) in enumerate(bands):
         ya, yb, thick = out[source], into + (gap if i == 2 else 0), count * scale
         out[source], into, lowest = ya + thick, yb + thick, max(yb + thick / 2, lowest + 25)
-        edges = (
-            f"M94 {ya:.2f}C150 {ya:.2f} 160 {yb:.2f} {x2} {yb:.2f}v{thick:.2f}C160 {into:.2f} 150 {out[source]:.2f} 94 {out[source]:.2f}z"
-        )
+        edges = f"M94 {ya:.2f}C150 {ya:.2f} 160 {yb:.2f} {x2} {yb:.2f}v{thick:.2f}"
+        edges += f"C160 {into:.2f} 150 {out[source]:.2f} 94 {out[source]:.2f}z"
         body += [path(edges, kind, f"{words}: {count:,}", fill_opacity=0.45), rect(x2, yb, 8, thick, kind)]
         body += [label(x2 + 14, lowest - 1, f"{count:,}", "strong"), label(x2 + 14, lowest + 10, words, "soft small")]
     told = "; ".join(f"{count:,} {words}" for words, _, count, _ in bands)
@@ -218,14 +213,14 @@ def matrix(name: str, title: str, counts: Counts, classes: list[str]) -> Figure:
     cell, on = (WIDTH - left) / n, np.eye(n, dtype=bool)
     numbers = cell > 16
     share = np.cbrt(counts / np.maximum(counts.sum(1, keepdims=True), 1)) * (0.5 if numbers else 1.0)  # half, so that ink is legible on it
-    x, y = linear(0, n, left, WIDTH), linear(0, n, 0.5, WIDTH - left)
-    body = [rect(left, 0.5, WIDTH - left - 0.5, WIDTH - left - 0.5, "line-grid")]
-    body += [cells(np.where(on, share, 0), "fill-right", left, 0.5, cell), cells(np.where(on, 0, share), "fill-wrong", left, 0.5, cell)]
+    x, y, top = linear(0, n, left, WIDTH), linear(0, n, 6, WIDTH - left + 6), 6.0
+    body = [rect(left, top, WIDTH - left - 0.5, WIDTH - left, "line-grid")]
+    body += [cells(np.where(on, share, 0), "fill-right", left, top, cell), cells(np.where(on, 0, share), "fill-wrong", left, top, cell)]
     filled = np.argwhere(counts > 0)
     body += [label(x(j + 0.5), y(i + 0.5) + 3.2, short_count(counts[i, j]), "small", "middle") for i, j in filled if numbers]
     if n <= 40:
         told = ((i, j, f"{rows} {classes[i]}, {columns} {classes[j]}: {counts[i, j]:,.0f}") for i, j in filled)
-        body.append(hints(told, left, 0.5, cell))
+        body.append(hints(told, left, top, cell))
     under, bottom = names_below(classes, y(n), x)
     off, total = counts.sum() - np.trace(counts), counts.sum()
     words = f"{off:,.0f} of {several(int(total), 'label')} off the diagonal ({percent(off / (total or 1.0))})"
@@ -258,9 +253,9 @@ def phase_per_class(per_class: list[Json], classes: list[str]) -> Figure:
     bottom, body = y(len(names)), [keys, names_left(names, left - 5, y)]
     for i, entry in enumerate(per_class):
         ends = np.cumsum([0, *(entry[kind] for kind in kinds)])
-        for (colour, words), a, b in zip(kinds.values(), ends, ends[1:]):
+        for (colour, words), a, b in zip(kinds.values(), ends[:-1], ends[1:]):
             hint = f"{names[i]}, {words}: {several(b - a, 'user')}"
-            body.append(rect(x(a), y(i + 0.12), x(b) - x(a), row * 0.76, colour, hint) if b > a else Markup())
+            body += [rect(x(a), y(i + 0.12), x(b) - x(a), row * 0.76, colour, hint)] if b > a else []
     body += [label(x(t), bottom + 12, f"{t:g}", "soft small", "end" if t == most else "middle") for t in ticks(0, most) if t == int(t)]
     told = "; ".join(f"{words} {sum(entry[kind] for entry in per_class):,} times" for kind, (_, words) in kinds.items())
     caption = "A bar is a given class, its parts are users: whose class phase 1 settled, and whose samples phase 2 looked at."
@@ -288,19 +283,16 @@ def noise_of_users(users: list[Json]) -> Figure:
     x, y, radius = linear(0, most, 58, WIDTH - 6), linear(0, 1, top + 6, top + 6 + row), min(3.6, row / 2.6)
     body, bottom = [keys], y(len(users))
     for tick in ticks(0, most):
-        body += [
-            line(x(tick), top + 4, x(tick), bottom, "line-grid"),
-            label(x(tick), bottom + 13, f"{100 * tick:g}\u00a0%", "soft small", "middle"),
-        ]
+        words = f"{100 * tick:g}\u00a0%"
+        body += [line(x(tick), top + 4, x(tick), bottom, "line-grid"), label(x(tick), bottom + 13, words, "soft small", "middle")]
     for i, user in enumerate(users):
         before, after = user["before"], user["before"] if user["after"] is None else user["after"]
         told = f"user {user['user']}: {percent(before)} before, {percent(after)} after"
         body += [line(x(before), y(i + 0.5), x(after), y(i + 0.5), "line-wrong" if after > before else "line-fixed")]
         body += [dot(x(after), y(i + 0.5), radius, "fill-fixed", told), dot(x(before), y(i + 0.5), radius, "ring", told)]
     body.append(names_left([f"user {user['user']}" for user in users], 49, y))
-    better, worse = (
-        sum(sign * (user["after"] or 0.0) > sign * user["before"] for user in users if user["after"] is not None) for sign in (-1, 1)
-    )
+    change = [user["after"] - user["before"] for user in users if user["after"] is not None]
+    better, worse = sum(step < 0 for step in change), sum(step > 0 for step in change)
     caption = f"The noisiest user on top. {better} of {several(len(users), 'user')} have fewer wrong labels than before, {worse} more."
     return draw("users", "Share of wrong labels", caption, caption, bottom + 18, *body)
 
@@ -332,21 +324,16 @@ def accuracy_lines(scored: list[tuple[int, Json]]) -> Figure:
 
 def byte_bars(bars: list[tuple[str, int]]) -> Figure:
     """Positive numbers of bytes on a scale of powers of ten; the first one stands out."""
-    low = math.floor(math.log10(min(n for _, n in bars))) - 1
+    low = max(math.floor(math.log10(min(n for _, n in bars))) - 1, 0)
     high = max(math.ceil(math.log10(max(n for _, n in bars))), low + 2)
     x, height, body = linear(low, high, 0, WIDTH), 34 * len(bars), []
-    for i, (words, n) in enumerate(bars):
-        body += [label(0, 34 * i + 11, words, "" if i else "strong"), label(WIDTH, 34 * i + 11, size(n), "" if i else "strong", "end")]
-        body += [
-            rect(0, 34 * i + 16, WIDTH, 11, "fill-track", rx=2),
-            rect(0, 34 * i + 16, x(math.log10(n)), 11, "fill-mute" if i else "fill-accent", rx=2),
-        ]
+    for y, (words, n) in zip(range(0, height, 34), bars):
+        kind, colour = ("", "fill-mute") if y else ("strong", "fill-accent")
+        body += [label(0, y + 11, words, kind), label(WIDTH, y + 11, size(n), kind, "end")]
+        body += [rect(0, y + 16, WIDTH, 11, "fill-track", rx=2), rect(0, y + 16, x(math.log10(n)), 11, colour, rx=2)]
     for power in range(low, high + 1, math.ceil((high - low) / 6)):
-        anchor = "start" if power == low else "end" if power == high else "middle"
-        tick = min(max(x(power), 0.5), WIDTH - 0.5)
-        body += [
-            line(tick, height, tick, height + 4, "line"),
-            label(x(power), height + 15, size(10.0**power).replace(".0", ""), "soft small", anchor),
-        ]
+        anchor, tick = "start" if power == low else "end" if power == high else "middle", min(max(x(power), 0.5), WIDTH - 0.5)
+        words = size(10.0**power).replace(".0", "")
+        body += [line(tick, height, tick, height + 4, "line"), label(x(power), height + 15, words, "soft small", anchor)]
     told = "; ".join(f"{words} {size(n)}" for words, n in bars)
     return draw("bytes", "Bytes sent", "On a scale of powers of ten: from mark to mark it is ten times as much.", told, height + 19, *body)

@@ -15,7 +15,9 @@ from fbnll import figures
 from fbnll.svg import Figure, Markup, join, percent, several, size, standalone, tag
 
 Json = dict[str, Any]
-ICON = "data:image/svg+xml,%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 2 2'%3E%3Cpath fill='%234a83c5' d='M0 0h1v1H0zM1 1h1v1H1z'/%3E%3C/svg%3E"
+Show = Callable[[Any], str]
+# A picture of two clusters: without one, a browser asks for it.
+ICON = "%3Csvg xmlns='http://www.w3.org/2000/svg' viewBox='0 0 2 2'%3E%3Cpath fill='%234a83c5' d='M0 0h1v1H0zM1 1h1v1H1z'/%3E%3C/svg%3E"
 
 
 class Run(NamedTuple):
@@ -49,26 +51,25 @@ def read_run(folder: Path) -> Run:
     """The files of a run folder, of which only the result must be there; a number that is not finite reads as null."""
     if not (folder / "result.json").is_file():
         raise ValueError(f"A report is drawn from a folder that holds a result.json, but {folder} holds none")
-    config, result, drawn = ((read_json(folder / name) or [{}])[0] for name in ("config.json", "result.json", "figures.json"))
-    return Run(config, result, drawn, read_json(folder / "history.jsonl", "\n"))
+    config, result, drawn = (
+        parse(text, folder / name) for name in ("config.json", "result.json", "figures.json") for text in [read(folder / name) or "{}"]
+    )
+    lines = read(folder / "history.jsonl").split("\n")
+    return Run(config, result, drawn, [parse(text, folder / "history.jsonl") for text in lines if text])
 
 
-def read_json(file: Path, between: str | None = None) -> list[Json]:
-    """The JSON objects of a file with this between them, or the one that it is; none where there is no file."""
-    if not file.is_file():
-        return []
-    text = file.read_text(encoding="utf-8")
+def read(file: Path) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else ""
+
+
+def parse(text: str, file: Path) -> Json:
     try:
-        values = [
-            json.loads(part, parse_constant=lambda name: None)
-            for part in (text.strip().split(between) if between else [text])
-            if part or not between
-        ]
+        value = json.loads(text, parse_constant=lambda name: None)
     except ValueError as error:
         raise ValueError(f"{file} must hold JSON, but it does not: {error}") from None
-    if not all(isinstance(value, dict) for value in values):
-        raise ValueError(f"{file} must hold JSON objects, but it holds something else")
-    return values
+    if not isinstance(value, dict):
+        raise ValueError(f"{file} must hold JSON objects, but it holds {text[:40]}")
+    return value
 
 
 def write_whole(file: Path, text: str) -> Path:
@@ -94,16 +95,16 @@ def look_up(result: Any, key: str) -> Any:
         if isinstance(result, list):
             result = dict(enumerate(result)).get(int(step))
         else:
-            result = (result or {}).get(step)
+            result = result.get(step) if isinstance(result, dict) else None
     return result
 
 
-def number(run: Run, key: str, show: Callable[[Any], str] = "{:,}".format) -> Markup:
+def number(run: Run, key: str, show: Show = "{:,}".format) -> Markup:
     """What a person reads of a number, with its key and its exact value in the result; a dash where it does not apply."""
     return shown(key, look_up(run.result, key), show)
 
 
-def shown(key: str, value: Any, show: Callable[[Any], str]) -> Markup:
+def shown(key: str, value: object, show: Show) -> Markup:
     if value is None:
         return tag("span", "–", title="does not apply")
     return tag("span", show(value), data_key=key, data_value=json.dumps(value))
@@ -129,8 +130,14 @@ def spans(users: Sequence[int]) -> str:
 
 def clusters_and_tasks(run: Run) -> tuple[list[int], list[int | None]]:
     """Every user's cluster, -1 without one, and its true task, None where it is not known."""
-    clusters = [-1 if m is None else m for m in look_up(run.result, "clustering.clusters") or []]
-    return clusters, look_up(run.result, "clustering.tasks") or [None] * len(clusters)
+    clusters, tasks = (
+        look_up(run.result, f"clustering.{name}") or [None] * (run.result.get("users") or 0) for name in ("clusters", "tasks")
+    )
+    return [-1 if m is None else m for m in clusters], list(tasks)
+
+
+def clusters_found(run: Run) -> int:
+    return len({*clusters_and_tasks(run)[0]} - {-1})
 
 
 def classes_of(run: Run) -> list[str]:
@@ -167,12 +174,10 @@ def what_ran(run: Run) -> str:
 
 def what_came_of_it(run: Run) -> Iterator[Markup]:
     """A sentence for each thing that happened."""
-    ari, M = look_up(run.result, "clustering.ari"), len({*clusters_and_tasks(run)[0]} - {-1})
+    ari, M = look_up(run.result, "clustering.ari"), clusters_found(run)
     if ari is not None:
         yield join(
-            f"The {several(M, 'cluster')} found ",
-            "are" if M > 1 else "is",
-            " exactly the true tasks. " if ari == 1 else " not quite the true tasks. ",
+            f"The {several(M, 'cluster')} found {'are' if M > 1 else 'is'} {'exactly' if ari == 1 else 'not quite'} the true tasks. "
         )
     if any(look_up(run.result, f"labels.{name}") for name in ("repaired", "broken", "mistaken")):
         yield join("Of ", number(run, "labels.wrong_before"), " wrong labels ", number(run, "labels.repaired"), " were repaired; ")
@@ -183,7 +188,7 @@ def what_came_of_it(run: Run) -> Iterator[Markup]:
 
 def key_figures(run: Run) -> Iterator[Markup]:
     """Clusters, noise, accuracy and bytes, each as far as it applies."""
-    M, tasks = len({*clusters_and_tasks(run)[0]} - {-1}), run.result.get("tasks")
+    M, tasks = clusters_found(run), run.result.get("tasks")
     if M:
         agreement = join("agreement (ARI) ", number(run, "clustering.ari", ratio))
         yield key_figure("Clusters", f"{M} found, {len(tasks)} true" if tasks else f"{M} found", agreement)
@@ -191,18 +196,15 @@ def key_figures(run: Run) -> Iterator[Markup]:
         before, after = (number(run, f"labels.noise_{when}", percent) for when in ("before", "after"))
         yield key_figure("Wrong labels", join(before, " → ", after), "mean of users, before and after correction")
     if look_up(run.result, "accuracy.mean") is not None:
-        spread = join(
-            "± ", number(run, "accuracy.std", percent), " over ", number(run, "accuracy.users_scored"), " users, each on its own task"
+        std, scored = number(run, "accuracy.std", percent), number(run, "accuracy.users_scored")
+        yield key_figure(
+            "Accuracy", number(run, "accuracy.mean", percent), join("± ", std, " over ", scored, " users, each on its own task")
         )
-        yield key_figure("Accuracy", number(run, "accuracy.mean", percent), spread)
     if run.result.get("bytes"):
-        total = join("the whole run: ", number(run, "bytes.up", size), " up, ", number(run, "bytes.down", size), " down")
         once = look_up(run.result, "bytes.clustering") is not None
-        yield (
-            key_figure("Sent to cluster users", number(run, "bytes.clustering", size), total)
-            if once
-            else key_figure("Sent by users", number(run, "bytes.up", size), total)
-        )
+        name, key = ("Sent to cluster users", "bytes.clustering") if once else ("Sent by users", "bytes.up")
+        total = join("the whole run: ", number(run, "bytes.up", size), " up, ", number(run, "bytes.down", size), " down")
+        yield key_figure(name, number(run, key, size), total)
 
 
 def key_figure(name: str, value: object, note: object) -> Markup:
@@ -213,15 +215,14 @@ def comparison(run: Run) -> Section | None:
     rows = run.result.get("comparison")
     if not rows:
         return None
-    tasks = min(max(len(row.get("per_task") or []) for row in rows), 5)  # more would not be read
+    tasks = min(max(len(row.get("per_task") or []) for row in rows), 3)  # more have no room beside the figure
     keys = {"Mean": "mean", "Std": "std", **{f"Task {t}": f"per_task.{t}" for t in range(tasks)}}
     numbers = [[row["label"], *(number(run, f"comparison.{i}.{key}", percent) for key in keys.values())] for i, row in enumerate(rows)]
-    drawn = figures.comparison_bars(rows, str(run.result.get("method")))
-    return Section(
-        "Against the alternatives",
-        join("The same users and the same noise, other ways to learn."),
-        [drawn, table("In numbers", ["Method", *keys], numbers, 1)],
-    )
+    parts: list[Figure | Markup] = [
+        figures.comparison_bars(rows, str(run.result.get("method"))),
+        table("In numbers", ["Method", *keys], numbers, 1),
+    ]
+    return Section("Against the alternatives", join("The same users and the same noise, other ways to learn."), parts)
 
 
 def similarity(run: Run) -> Section | None:
@@ -231,13 +232,13 @@ def similarity(run: Run) -> Section | None:
     present = [k for k in range(len(R)) if R[k, k] > 0] if present is None else present
     if not present:
         return None
-    drawn = figures.heat_map(R, run.figures.get("linkage") or [], present, clusters, tasks)
+    drawn = [figures.heat_map(R, run.figures.get("linkage") or [], present, clusters, tasks), figures.histogram(R, present, clusters)]
     intro = ["Users with the same task see the same kind of data, so the spectra of their features are alike, whatever their labels say. "]
     if look_up(run.result, "clustering.matched") is not None:
         intro.append(join(number(run, "clustering.matched", percent), " of users are in the cluster that stands for their true task. "))
     without = look_up(run.result, "clustering.without_cluster")
     intro.append(f"Without a cluster: users {spans(without)}." if without else "")
-    return Section("Who resembles whom", join(*intro), [drawn, table_of_clusters(clusters, tasks)])
+    return Section("Who resembles whom", join(*intro), [*drawn, table_of_clusters(clusters, tasks)])
 
 
 def table_of_clusters(clusters: Sequence[int], tasks: Sequence[int | None]) -> Markup:
@@ -245,9 +246,8 @@ def table_of_clusters(clusters: Sequence[int], tasks: Sequence[int | None]) -> M
     for m in sorted({*clusters} - {-1}):
         users = [k for k, cluster in enumerate(clusters) if cluster == m]
         wanted = Counter(t for k in users if (t := tasks[k]) is not None)
-        rows.append(
-            [join(swatch(hue[m]), m), ", ".join(f"{n} × task {t}" for t, n in sorted(wanted.items())) or "–", spans(users), len(users)]
-        )
+        of_task = ", ".join(f"{n} × task {t}" for t, n in sorted(wanted.items())) or "–"
+        rows.append([join(swatch(hue[m]), m), of_task, spans(users), len(users)])
     return table("The clusters", ["Cluster", "True tasks", "Users", "Number"], rows, 3)
 
 
@@ -258,28 +258,23 @@ def noise_of_one_user(run: Run) -> Section | None:
         return None
     most = max(float(counts.sum(axis).max()) for counts in models.values() for axis in (0, 1))
     drawn = [figures.noise_panel(name, counts, classes_of(run), most) for name, counts in models.items()]
-    intro = f"The labels of user {example.get('user')} under each model of noise: how many samples carry a label, and how many of these wrongly."
+    intro = (
+        f"The labels of user {example.get('user')} under each model of noise: how many samples carry a label, and how many of them wrongly."
+    )
     return Section("What noise does to a user", join(intro), [*drawn])
 
 
 def correction(run: Run) -> Section | None:
     flow = {name: np.array(counts, float) for name, counts in (run.figures.get("flow") or {}).items() if counts}
     labels, parts = run.result.get("labels") or {}, []
-    if labels.get("wrong_before") is not None and labels.get("repaired") is not None:
+    titles = {"given_corrected": "What was changed", "true_given": "Before: given labels", "true_corrected": "After: corrected labels"}
+    intro = join("All users together.")
+    if labels.get("per_user") and labels.get("repaired") is not None:
         parts.append(figures.fates(labels, sum(user["n"] for user in labels["per_user"])))
-    titles = {
-        "given_corrected": "What the correction changed",
-        "true_given": "Before: given labels",
-        "true_corrected": "After: corrected labels",
-    }
+        intro = join(intro, " Of the wrong labels ", number(run, "labels.missed"), " were left as they were, ")
+        intro = join(intro, number(run, "labels.mistaken"), " got another wrong one.")
     parts += [figures.matrix(name, title, flow[name], classes_of(run)) for name, title in titles.items() if name in flow]
-    fate = join(
-        number(run, "labels.missed"),
-        " wrong labels were left as they were, ",
-        number(run, "labels.mistaken"),
-        " were changed to another wrong one.",
-    )
-    return Section("From given to corrected labels", join("All users together. ", fate if labels else ""), parts) if parts else None
+    return Section("From given to corrected labels", intro, parts) if parts else None
 
 
 def phases(run: Run) -> Section | None:
@@ -288,9 +283,7 @@ def phases(run: Run) -> Section | None:
         parts.append(figures.phase_per_class(decided["per_class"], classes_of(run)))
     if decided.get("repaired") and decided.get("broken"):
         parts.append(figures.repaired_and_broken(decided["repaired"], decided["broken"]))
-    intro = (
-        "Phase 1 looks at all samples of a user that were given one label: if their spectrum resembles that of exactly one clean class, "
-    )
+    intro = "Phase 1 looks at all samples of a user with one given label: if their spectrum resembles that of exactly one clean class, "
     intro += "they all get its label. Where it does not, phase 2 decides sample by sample."
     return Section("Which phase decided", join(intro), [*parts]) if parts else None
 
@@ -300,37 +293,28 @@ def users(run: Run) -> Section | None:
     noisy = [user for user in per_user if user.get("before") is not None]
     if not noisy:
         return None
-    columns = {"Before": ("before", percent), "After": ("after", percent), "Repaired": ("repaired", str), "Broken": ("broken", str)}
-    rows = [
-        [
-            user["user"],
-            number(run, f"clustering.clusters.{user['user']}"),
-            *(number(run, f"labels.per_user.{i}.{key}", show) for key, show in columns.values()),
-            number(run, f"accuracy.per_user.{user['user']}", percent),
-        ]
-        for i, user in enumerate(per_user)
-    ]
-    drawn = table("User by user", ["User", "Cluster", *columns, "Accuracy"], rows, 1)
-    worst = max(noisy, key=lambda user: user["before"])
-    intro = f"From {percent(min(user['before'] for user in noisy))} wrong labels to {percent(worst['before'])}, before the correction."
-    return Section("The noise of every user", join(intro), [figures.noise_of_users(noisy), drawn])
+    columns: dict[str, Show] = {"before": percent, "after": percent, "repaired": str, "broken": str}
+    rows = []
+    for i, k in enumerate(user["user"] for user in per_user):
+        cells = [number(run, f"labels.per_user.{i}.{name}", show) for name, show in columns.items()]
+        cluster = number(run, f"clustering.clusters.{k}", lambda m: "–" if m < 0 else str(m))
+        rows.append([k, cluster, *cells, number(run, f"accuracy.per_user.{k}", percent)])
+    header = ["User", "Cluster", *map(str.capitalize, columns), "Accuracy"]
+    least, most = (percent(best(user["before"] for user in noisy)) for best in (min, max))
+    intro = f"Between {least} and {most} of a user’s labels were wrong before the correction."
+    return Section("The noise of every user", join(intro), [figures.noise_of_users(noisy), table("User by user", header, rows, 1)])
 
 
 def rounds(run: Run) -> Section | None:
     scored = [(row["round"], row["accuracy"]) for row in run.history if look_up(row, "accuracy.mean") is not None]
     per_task, names = look_up(run.result, "accuracy.per_task") or [], classes_of(run)
-    rows = [
-        [
-            join(swatch(task["task"]), task["task"]),
-            ", ".join(names[c] for c in task["classes"]),
-            number(run, f"accuracy.per_task.{t}.users"),
-            number(run, f"accuracy.per_task.{t}.mean", percent),
-        ]
-        for t, task in enumerate(per_task)
-        if task["mean"] is not None
-    ]
-    parts = [figures.accuracy_lines(scored)] if scored else []
-    parts += [table("Each task after the last round", ["Task", "Classes", "Users", "Accuracy"], rows, 2)] if rows else []
+    rows = []
+    for t, task in enumerate(per_task):
+        score, scored_users = number(run, f"accuracy.per_task.{t}.mean", percent), number(run, f"accuracy.per_task.{t}.users")
+        rows.append([join(swatch(task["task"]), task["task"]), ", ".join(names[c] for c in task["classes"]), scored_users, score])
+    parts: list[Figure | Markup] = [figures.accuracy_lines(scored)] if scored else []
+    if any(task["mean"] is not None for task in per_task):
+        parts.append(table("Each task after the last round", ["Task", "Classes", "Users", "Accuracy"], rows, 2))
     return Section("Accuracy, round by round", join("On clean test images of each user’s own task."), parts) if parts else None
 
 
@@ -343,28 +327,26 @@ def traffic(run: Run) -> Section | None:
         "down": "Whole run, down",
     }
     bars = [(words, sent[key]) for key, words in names.items() if sent.get(key)]
-    rows = [
-        [
-            tag("code", job),
-            *(
-                shown(f"bytes.per_job.{job}.{key}", asked.get(key), show)
-                for key, show in (("asks", "{:,}".format), ("up", size), ("down", size))
-            ),
-        ]
-        for job, asked in (sent.get("per_job") or {}).items()
-    ]
+    columns: dict[str, Show] = {"asks": "{:,}".format, "up": size, "down": size}
+    rows: list[list[object]] = []
+    for job, asked in (sent.get("per_job") or {}).items():
+        rows.append([tag("code", job), *(shown(f"bytes.per_job.{job}.{key}", asked.get(key), show) for key, show in columns.items())])
     if sent.get("evaluation"):
         rows.append(["Evaluation, counted apart", "", *(number(run, f"bytes.evaluation.{way}", size) for way in ("up", "down"))])
-    parts = [figures.byte_bars(bars)] if bars else []
-    parts += [table("Job by job", ["Job", "Asks", "Up", "Down"], rows, 1)] if rows else []
-    intro = join("Up is from users to the server, down from the server to users. ")
+    parts: list[Figure | Markup] = [figures.byte_bars(bars)] if bars else []
+    parts += [table("Job by job", ["Job", *map(str.capitalize, columns)], rows, 1)] if rows else []
+    intro = join("Up is from users to the server, down from the server to users.")
     if sent.get("clustering") and sent.get("one_model_exchange"):
-        share = sent["clustering"] / sent["one_model_exchange"]
-        than = f"{1 / share:,.0f} times less" if share < 0.7 else f"{share:.1f} times as much"
+        times = sent["one_model_exchange"] / sent["clustering"]
+        once, exchange = number(run, "bytes.clustering", size), number(run, "bytes.one_model_exchange", size)
         intro = join(
-            intro, "Clustering sends ", number(run, "bytes.clustering", size), f", {than} than " if share < 0.7 else f", {than} as "
+            intro,
+            " Clustering sends ",
+            once,
+            " once; one exchange of models is ",
+            exchange,
+            f", {times:,.{0 if times > 10 else 1}f} times as much.",
         )
-        intro = join(intro, "one exchange of models (", number(run, "bytes.one_model_exchange", size), ").")
     return Section("What was sent", intro, parts) if parts else None
 
 
@@ -375,36 +357,19 @@ def details(run: Run) -> Section:
     spent = {stage: t for stage, t in (run.result.get("seconds") or {}).items() if t is not None}
     if spent:
         longest = max(spent.values()) or 1.0
-        parts.append(
-            table(
-                "Time",
-                ["Stage", "Share", "Seconds"],
-                [[stage, meter(t / longest), number(run, f"seconds.{stage}", seconds)] for stage, t in spent.items()],
-                2,
-            )
-        )
-    missing = [
-        [tag("code", entry.get("job")), spans(entry.get("users") or []), entry.get("round")] for entry in run.result.get("missing") or []
-    ]
+        rows = [[stage, meter(t / longest), number(run, f"seconds.{stage}", seconds)] for stage, t in spent.items()]
+        parts.append(table("Time", ["Stage", "Share", "Seconds"], rows, 2))
+    missing = [[tag("code", ask.get("job")), spans(ask.get("users") or []), ask.get("round")] for ask in run.result.get("missing") or []]
     everybody = card(tag("h3", "Users who did not answer"), tag("p", "None: every user answered every ask."))
     parts.append(table("Users who did not answer", ["Job", "Users", "Round"], missing, 2) if missing else everybody)
     ran = {"seed": config.get("seed"), "device": config.get("device"), **(config.get("versions") or {})}
     for title, values in (("Where it ran", ran), ("Configuration", config.get("experiment") or {})):
-        parts.append(table(title, ["Name", "Value"], [[tag("code", name), written(value)] for name, value in values.items()]))
-    return Section("Details", join("What it takes to run it again, and what it took."), [*parts])
+        rows = [[tag("code", name), written(value)] for name, value in values.items()]
+        parts += [table(title, ["Name", "Value"], rows)] if rows else []
+    return Section("Details", join("What it takes to run it again, and what it took."), parts)
 
 
-SECTIONS: tuple[Callable[[Run], Section | None], ...] = (
-    comparison,
-    similarity,
-    noise_of_one_user,
-    correction,
-    phases,
-    users,
-    rounds,
-    traffic,
-    details,
-)
+SECTIONS = (comparison, similarity, noise_of_one_user, correction, phases, users, rounds, traffic, details)
 
 
 # How parts become HTML
@@ -415,7 +380,7 @@ def page(run: Run, sections: Sequence[Section], css: str) -> str:
         tag("meta", charset="utf-8"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("title", title_of(run)),
-        tag("link", rel="icon", href=ICON),
+        tag("link", rel="icon", href="data:image/svg+xml," + ICON),
         tag("style", Markup(css)),
     ]
     footer = tag("footer", "Drawn by fbnll from the files of the run. Each figure also lies in figures/, as a file of its own.")
@@ -440,10 +405,8 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]], n
     """A table on a card, which scrolls by itself where it is larger; its first column names the row, from `numbers` on it holds numbers."""
     kinds = ["number" if numbers is not None and i >= numbers else None for i in range(len(header))]
     head = tag("thead", tag("tr", *(tag("th", words, scope="col", class_=kind) for words, kind in zip(header, kinds))))
-    lines = (
-        tag("tr", tag("th", first, scope="row"), *(tag("td", cell, class_=kind) for cell, kind in zip(rest, kinds[1:])))
-        for first, *rest in rows
-    )
+    cells = ((first, (tag("td", cell, class_=kind) for cell, kind in zip(rest, kinds[1:]))) for first, *rest in rows)
+    lines = (tag("tr", tag("th", first, scope="row"), *rest) for first, rest in cells)
     whole = tag("table", tag("caption", title), head, tag("tbody", *lines))
     return card(tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=title))
 

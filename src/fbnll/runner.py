@@ -114,8 +114,8 @@ class _Run:
             from fbnll.training import predict
 
             network = {name: asdict(e)[name] for name in ("model", "stem")} | {"C": len(scenario.classes)}
-            self.init = partial(initial_weights, shape=scenario.X[0].shape[1:], **network)
-            self.template = self.init(rng=np.random.default_rng(0))
+            self.init = lambda rng: initial_weights(shape=scenario.X[0].shape[1:], rng=rng, **network)
+            self.template = self.init(np.random.default_rng(0))
             self.predict = partial(predict, device=_device(e), **network)
 
     def result(self) -> Result:

@@ -158,7 +158,7 @@ def names_below(names: Sequence[str], y: float, x: Callable[[float], float]) -> 
         ends = [(shorten(name, 60), shortest(x(i + 0.5) + 4), shortest(y + 8)) for i, name in enumerate(names)]
         slanted = (tag("text", name, class_="soft", text_anchor="end", transform=f"translate({a} {b}) rotate(-45)") for name, a, b in ends)
         return join(*slanted), y + 12 + max(len(name) for name, *_ in ends) * LETTER * 0.72
-    numbered = (label(x(i + 0.5), y + 12, i, anchor="middle") for i in map(int, ticks(0, len(names) - 1, 10)))
+    numbered = (label(x(i + 0.5), y + 12, f"{i:g}", anchor="middle") for i in ticks(0, len(names) - 1, 10) if i == int(i))
     return join(*numbered), y + 16
 
 
@@ -175,10 +175,9 @@ def room_for(names: Iterable[str]) -> float:
 
 def draw(name: str, title: str, caption: str, alternative: str, height: float, *body: object) -> Figure:
     """A figure: the body on a canvas of the common width, with the text that stands for it where it cannot be seen."""
-    svg = tag(
-        "svg", tag("title", title), tag("desc", alternative), *body,
-        xmlns="http://www.w3.org/2000/svg", viewBox=f"0 0 {shortest(WIDTH)} {shortest(height)}", role="img", aria_label=f"{title}. {alternative}",
-    )  # fmt: skip
+    box, told = f"0 0 {shortest(WIDTH)} {shortest(height)}", f"{title}. {alternative}"
+    contents = join(tag("title", title), tag("desc", alternative), *body)
+    svg = tag("svg", contents, xmlns="http://www.w3.org/2000/svg", viewBox=box, role="img", aria_label=told)
     return Figure(name, title, caption, svg)
 
 
