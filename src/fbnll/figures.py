@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ from fbnll.svg import (
     WIDTH,
     Figure,
     Markup,
+    Number,
     cells,
     dot,
     draw,
@@ -46,13 +47,13 @@ def comparison_bars(rows: list[Json], own: str) -> Figure:
     for y, row in zip(range(0, 34 * len(rows), 34), rows):
         mean, std, kind = row.get("mean"), row.get("std") or 0.0, "strong" if row["method"] == own else ""
         body += [label(0, y + 11, shorten(row["label"], WIDTH - 70), kind), rect(0, y + 16, WIDTH, 11, "fill-track", rx=2)]
-        body += [label(WIDTH, y + 11, "not trained" if mean is None else percent(mean), kind, "end")]
+        body += [label(WIDTH, y + 11, "not scored" if mean is None else percent(mean), kind, "end")]
         if mean is not None:
             low, high = x(max(mean - std, 0)), x(min(mean + std, 1))
             body += [rect(0, y + 16, x(mean), 11, "fill-accent" if kind else "fill-mute", rx=2)]
             body += [path(f"M{low:.1f} {y + 18}v7m0-3.5H{high:.1f}m0-3.5v7", "line-ink")] if std else []
-    words = "; ".join(f"{row['label']} {'not trained' if row.get('mean') is None else percent(row['mean'])}" for row in rows)
-    caption = "Mean over users, each on the test images of its own task; the whisker is one standard deviation."
+    words = "; ".join(f"{row['label']} {'not scored' if row.get('mean') is None else percent(row['mean'])}" for row in rows)
+    caption = "Mean over users, each on the test samples of its own task; the whisker is one standard deviation."
     return draw("comparison", "Accuracy of each method", caption, words, 34 * len(rows) - 5, *body)
 
 
@@ -73,18 +74,16 @@ def colours(clusters: Sequence[int], tasks: Sequence[int | None]) -> dict[int, i
 def heat_map(
     R: Float[np.ndarray, "K K"], links: list[list[float]], present: list[int], clusters: Sequence[int], tasks: Sequence[int | None]
 ) -> Figure:
-    """R in dendrogram order under its dendrogram, with true tasks and clusters as strips on two sides."""
-    order = [present[i] for i in leaves_list(np.array(links, float))] if links else sorted(present, key=lambda k: (clusters[k], k))
-    n, left, top = len(order), 58.0, 100.0 if links else 24.0
+    """R of at least two users in dendrogram order under its dendrogram, with true tasks and clusters as strips on two sides."""
+    order = [present[i] for i in leaves_list(np.array(links, float))]
+    n, left, top = len(order), 58.0, 100.0
     cell, S, hue = (WIDTH - left) / n, R[np.ix_(order, order)], colours(clusters, tasks)
-    between = S[~np.eye(n, dtype=bool) & np.isfinite(S)]
-    low, high = (float(between.min()), float(between.max())) if between.size else (0.0, 1.0)
-    body = [tree(links, present, order, [hue.get(m) for m in clusters], linear(0, n, left, WIDTH), top - 25)] if links else []
-    strips = {"cluster": [hue.get(clusters[k]) for k in order]}
-    if any(t is not None for t in tasks):
-        strips = {"true task": [tasks[k] for k in order], **strips}
-    for at, (name, codes) in zip((21.0, 11.0), strips.items()):
-        body.append(label(left - 25, top - at + 6.5, name.split()[-1], "soft small", "end"))
+    between = S[~np.eye(n, dtype=bool)]
+    low, high, known = float(between.min()), float(between.max()), any(t is not None for t in tasks)
+    body = [tree(links, present, order, [hue.get(m) for m in clusters], linear(0, n, left, WIDTH), top - 25)]
+    strips = {"task": [tasks[k] for k in order]} if known else {}
+    for at, (name, codes) in zip((21.0, 11.0), {**strips, "cluster": [hue.get(clusters[k]) for k in order]}.items()):
+        body.append(label(left - 25, top - at + 6.5, name, "soft small", "end"))
         for first, length, code in stretches(codes):
             kind, long = "fill-pale" if code is None else f"fill-c{code % 10}", length * cell - 0.8
             body += [rect(left + first * cell, top - at, long, 7, kind), rect(left - at, top + first * cell, 7, long, kind)]
@@ -96,35 +95,33 @@ def heat_map(
     y = top + n * cell + 12
     body += [label(left + 64, y + 7, f"R = {low:.2f}", "soft small", "end"), label(left + 216, y + 7, f"{high:.2f} and more", "soft small")]
     body += [cells(np.linspace(0.04, 1, 20)[None], "fill-heat", left + 70, y, 7)]
-    caption = f"R(k, j) of {several(n, 'user')}. Strips: the true task of each user, and the cluster it was put in."
-    caption += " The lower two branches of the dendrogram meet, the more alike they are." if links else ""
+    strip = "Strips: the true task of each user, and the cluster it was put in." if known else "The strips are the clusters."
+    caption = f"R(k, j) of {several(n, 'user')}. {strip} The lower two branches of the dendrogram meet, the more alike they are."
     words = f"A heat map of {several(n, 'user')}; between two users R lies between {low:.2f} and {high:.2f}."
     return draw("similarity", "Similarity of users", caption, words, y + 12, *body)
 
 
 def histogram(R: Float[np.ndarray, "K K"], present: list[int], clusters: Sequence[int]) -> Figure:
-    """How R is spread over pairs of users of one cluster, and over pairs of different ones."""
+    """How R is spread over pairs of users of one cluster, and over pairs of different ones; at least one pair."""
     a, b = (np.array(present)[side] for side in np.tril_indices(len(present), -1))
-    together, finite = np.array(clusters)[a] == np.array(clusters)[b], np.isfinite(R[a, b])
-    kinds = {
-        "fill-right": ("of one cluster", R[a, b][together & finite]),
-        "fill-mute": ("of different clusters", R[a, b][~together & finite]),
-    }
-    edges = np.histogram_bin_edges(R[a, b][finite], 30)
-    counts = np.stack([np.histogram(r, edges)[0] for _, r in kinds.values()])
+    r, together = R[a, b], np.array(clusters)[a] == np.array(clusters)[b]
+    kinds = {"fill-right": ("of one cluster", r[together]), "fill-mute": ("of different clusters", r[~together])}
+    edges = np.histogram_bin_edges(r, 30)
+    counts = np.stack([np.histogram(values, edges)[0] for _, values in kinds.values()])
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     keys, top = legend([(kind, words) for kind, (words, _) in kinds.items()], 0)
     x, y, body = linear(edges[0], edges[-1], 0, WIDTH), linear(0, shares.sum(0).max() or 1.0, top + 130, top + 8), [keys]
     for i in range(30):
-        for kind, n, share, height in zip(kinds, counts[:, i], shares[:, i], np.cumsum(shares[:, i])):
+        for kind, n, share, height in zip(kinds, counts[:, i].tolist(), shares[:, i], np.cumsum(shares[:, i])):
             told = f"R from {edges[i]:.3f} to {edges[i + 1]:.3f}: {several(n, 'pair')} {kinds[kind][0]}"
             body += [rect(x(edges[i]) + 0.5, y(height), WIDTH / 30 - 1, y(0) - y(share), kind, told)] if n else []
     body.append(line(0, y(0), WIDTH, y(0), "line-grid"))
     body += [label(x(t), y(0) + 13, f"{t:g}", "soft small", "middle") for t in ticks(edges[0], edges[-1], 6) if 8 < x(t) < WIDTH - 8]
-    caption = f"{several(int(finite.sum()), 'pair')}."
+    caption = f"{several(len(r), 'pair')}."
     if counts.any(1).all():
-        least, most = (f"{r:.2f}" for r in (kinds["fill-right"][1].min(), kinds["fill-mute"][1].max()))
-        caption = f"The least alike pair of one cluster has R = {least}, the most alike pair of different ones {most}. Bars are shares of each kind."
+        least, most = r[together].min(), r[~together].max()
+        caption = f"The least alike pair of one cluster has R = {least:.2f}, the most alike pair of different ones {most:.2f}."
+        caption += " Bars are shares of each kind."
     return draw("pairs", "R of every pair of users", caption, caption, top + 148, *body)
 
 
@@ -142,7 +139,7 @@ def stretches(codes: Sequence[int | None]) -> Iterator[tuple[int, int, int | Non
 
 
 def tree(
-    links: list[list[float]], present: list[int], order: list[int], hue: Sequence[int | None], x: Callable[[float], float], height: float
+    links: list[list[float]], present: list[int], order: list[int], hue: Sequence[int | None], x: Callable[[Number], Number], height: Number
 ) -> Markup:
     """The dendrogram; a merge inside one cluster has the cluster's colour."""
     y, place = linear(0, max(merged for _, _, merged, *_ in links), height, 2), {k: i for i, k in enumerate(order)}
@@ -156,8 +153,8 @@ def tree(
     return join(*drawn)
 
 
-def noise_panel(name: str, counts: Counts, classes: list[str], most: float) -> Figure:
-    """Labels of one user by class, wrong ones on top of right ones; a line where the true number is."""
+def noise_panel(name: str, counts: Counts, classes: list[str], most: Number, own: bool) -> Figure:
+    """Labels of one user by class, wrong ones on top of right ones; a line where the true number is. `own`: this run has such noise."""
     given, true, right = counts.sum(0), counts.sum(1), np.diag(counts)
     keys, top = legend([("fill-right", "right label"), ("fill-wrong", "wrong label"), ("line-ink", "true number")], 0, 26)
     x, y = linear(0, len(counts), 26, WIDTH), linear(0, most or 1.0, top + 124, top + 8)
@@ -170,40 +167,43 @@ def noise_panel(name: str, counts: Counts, classes: list[str], most: float) -> F
         body += [rect(at, y(given[c]), wide, y(right[c]) - y(given[c]), "fill-wrong", words)]
         body += [line(at - 1.5, y(true[c]), at + wide + 1.5, y(true[c]), "line-ink")] if true[c] else []
     names, bottom = names_below(classes, y(0), x)
-    title = name.replace("_", "-").capitalize() + (" labels" if name == "clean" else " noise")
-    wrong, total = given.sum() - right.sum(), given.sum()
-    caption = f"{wrong:,.0f} of {several(int(total), 'label')} wrong ({percent(wrong / (total or 1.0))})."
+    title = name.replace("_", "-").capitalize() + (" labels" if name == "clean" else " noise") + (", as in this run" if own else "")
+    wrong, total = int(given.sum() - right.sum()), int(given.sum())
+    caption = f"{wrong:,} of {several(total, 'label')} {'is' if wrong == 1 else 'are'} wrong ({percent(wrong / (total or 1))})."
+    if not wrong:
+        caption = f"All {several(total, 'label')} are right." + (
+            "" if name == "clean" else " This model spares some users, and this one too."
+        )
     words = "; ".join(f"{who} {right[c]:g} right and {given[c] - right[c]:g} wrong" for c, who in enumerate(classes) if given[c])
     return draw("noise_" + re.sub(r"\W", "_", name), title, caption, words, bottom, *body, names)
 
 
 def fates(labels: Json, n: int) -> Figure:
-    """What became of right and of wrong labels, as bands from the labels given to the labels corrected."""
-    broken, repaired, missed, mistaken = (labels[name] or 0 for name in ("broken", "repaired", "missed", "mistaken"))
-    right, wrong = n - labels["wrong_before"], labels["wrong_before"]
-    bands = [
-        ("stayed right", 0, right - broken, "fill-right"),
-        ("repaired", 1, repaired, "fill-fixed"),
-        ("broken", 0, broken, "fill-wrong"),
-        ("changed, still wrong", 1, mistaken, "fill-wrong"),
-        ("left wrong", 1, missed, "fill-wrong"),
+    """What became of right and of wrong labels, as bands from the labels given to the labels corrected; none where there are none."""
+    broken, repaired, missed, mistaken, wrong = (labels[name] for name in ("broken", "repaired", "missed", "mistaken", "wrong_before"))
+    bands = [  # from right (0) or wrong (1) to right or wrong
+        ("stayed right", 0, 0, n - wrong - broken, "fill-right"),
+        ("repaired", 1, 0, repaired, "fill-fixed"),
+        ("broken", 0, 1, broken, "fill-wrong"),
+        ("changed, still wrong", 1, 1, mistaken, "fill-wrong"),
+        ("left wrong", 1, 1, missed, "fill-wrong"),
     ]
-    x1, x2, scale, gap, top = 86.0, 216.0, 216 / (n or 1), 24.0, 26.0
-    out, into, lowest = [top, top + right * scale + gap], top, top - 10
+    x1, x2, scale, gap, top = 86.0, 216.0, 216 / n, 24.0, 26.0
+    out, into, lowest = [top, top + (n - wrong) * scale + gap], [top, top + (n - wrong - broken + repaired) * scale + gap], top - 10
     body = [label(x1, 12, "given", "strong", "end"), label(x2 + 14, 12, "corrected", "strong")]
-    for (words, count), y, kind in zip((("right labels", right), ("wrong labels", wrong)), out, ("fill-right", "fill-wrong")):
+    for words, count, y, kind in (("right labels", n - wrong, out[0], "fill-right"), ("wrong labels", wrong, out[1], "fill-wrong")):
         body += [rect(x1, y, 8, count * scale, kind), label(x1 - 7, y + count * scale / 2 - 1, f"{count:,}", "strong", "end")]
         body += [label(x1 - 7, y + count * scale / 2 + 10, words, "soft small", "end")]
-    for i, (words, source, count, kind) in enumerate(bands):
-        ya, yb, thick = out[source], into + (gap if i == 2 else 0), count * scale
-        out[source], into, lowest = ya + thick, yb + thick, max(yb + thick / 2, lowest + 25)
+    for words, a, b, count, kind in (band for band in bands if band[3]):
+        ya, yb, thick = out[a], into[b], count * scale
+        out[a], into[b], lowest = ya + thick, yb + thick, max(yb + thick / 2, lowest + 27)
         edges = f"M94 {ya:.2f}C150 {ya:.2f} 160 {yb:.2f} {x2} {yb:.2f}v{thick:.2f}"
-        edges += f"C160 {into:.2f} 150 {out[source]:.2f} 94 {out[source]:.2f}z"
+        edges += f"C160 {into[b]:.2f} 150 {out[a]:.2f} 94 {out[a]:.2f}z"
         body += [path(edges, kind, f"{words}: {count:,}", fill_opacity=0.45), rect(x2, yb, 8, thick, kind)]
         body += [label(x2 + 14, lowest - 1, f"{count:,}", "strong"), label(x2 + 14, lowest + 10, words, "soft small")]
-    told = "; ".join(f"{count:,} {words}" for words, _, count, _ in bands)
+    told = "; ".join(f"{count:,} {words}" for words, _, _, count, _ in bands)
     caption = "How right and wrong labels came out of the correction."
-    return draw("fates", "What became of the labels", caption, f"{told}.", max(into, lowest + 14) + 4, *body)
+    return draw("fates", "What became of the labels", caption, f"{told}.", max(out[1] + 12, into[1], lowest + 14) + 4, *body)
 
 
 def matrix(name: str, title: str, counts: Counts, classes: list[str]) -> Figure:
@@ -215,20 +215,21 @@ def matrix(name: str, title: str, counts: Counts, classes: list[str]) -> Figure:
     share = np.cbrt(counts / np.maximum(counts.sum(1, keepdims=True), 1)) * (0.5 if numbers else 1.0)  # half, so that ink is legible on it
     x, y, top = linear(0, n, left, WIDTH), linear(0, n, 6, WIDTH - left + 6), 6.0
     body = [rect(left, top, WIDTH - left - 0.5, WIDTH - left, "line-grid")]
-    body += [cells(np.where(on, share, 0), "fill-right", left, top, cell), cells(np.where(on, 0, share), "fill-wrong", left, top, cell)]
+    off_diagonal = "fill-mute" if rows == "given" else "fill-wrong"
+    body += [cells(np.where(on, share, 0), "fill-right", left, top, cell), cells(np.where(on, 0, share), off_diagonal, left, top, cell)]
     filled = np.argwhere(counts > 0)
     body += [label(x(j + 0.5), y(i + 0.5) + 3.2, short_count(counts[i, j]), "small", "middle") for i, j in filled if numbers]
     if n <= 40:
         told = ((i, j, f"{rows} {classes[i]}, {columns} {classes[j]}: {counts[i, j]:,.0f}") for i, j in filled)
         body.append(hints(told, left, top, cell))
     under, bottom = names_below(classes, y(n), x)
-    off, total = counts.sum() - np.trace(counts), counts.sum()
-    words = f"{off:,.0f} of {several(int(total), 'label')} off the diagonal ({percent(off / (total or 1.0))})"
-    caption = f"Rows are {rows} labels, columns {columns} ones: {words}."
+    off, total = int(counts.sum() - np.trace(counts)), int(counts.sum())
+    words = f"{off:,} of {several(total, 'label')} ({percent(off / (total or 1))}) {'were changed' if rows == 'given' else 'are wrong'}"
+    caption = f"Rows are {rows} labels, columns {columns} ones; off the diagonal, {words}."
     return draw(f"labels_{name}", title, caption, caption, bottom, *body, names_left(classes, left - 5, y), under)
 
 
-def short_count(n: float) -> str:
+def short_count(n: Number) -> str:
     """A count in at most four characters.
 
     >>> short_count(950), short_count(1_230), short_count(12_300)
@@ -242,8 +243,8 @@ def phase_per_class(per_class: list[Json], classes: list[str]) -> Figure:
     kinds = {
         "phase1_kept": ("fill-right", "phase 1 kept it"),
         "phase1_relabelled": ("fill-fixed", "phase 1 relabelled it"),
-        "phase2": ("fill-c1", "phase 2, each sample"),
-        "absent": ("fill-track", "nobody gave it"),
+        "phase2": ("fill-c4", "phase 2 decided each sample"),
+        "absent": ("fill-track", "no sample has it"),
     }
     keys, top = legend(kinds.values(), 0)
     names = [classes[entry["class"]] for entry in per_class]
@@ -252,13 +253,13 @@ def phase_per_class(per_class: list[Json], classes: list[str]) -> Figure:
     x, y = linear(0, most, left, WIDTH), linear(0, 1, top + 8, top + 8 + row)
     bottom, body = y(len(names)), [keys, names_left(names, left - 5, y)]
     for i, entry in enumerate(per_class):
-        ends = np.cumsum([0, *(entry[kind] for kind in kinds)])
-        for (colour, words), a, b in zip(kinds.values(), ends[:-1], ends[1:]):
+        ends = list(accumulate((entry[kind] for kind in kinds), initial=0))
+        for (colour, words), a, b in zip(kinds.values(), ends, ends[1:]):
             hint = f"{names[i]}, {words}: {several(b - a, 'user')}"
             body += [rect(x(a), y(i + 0.12), x(b) - x(a), row * 0.76, colour, hint)] if b > a else []
     body += [label(x(t), bottom + 12, f"{t:g}", "soft small", "end" if t == most else "middle") for t in ticks(0, most) if t == int(t)]
     told = "; ".join(f"{words} {sum(entry[kind] for entry in per_class):,} times" for kind, (_, words) in kinds.items())
-    caption = "A bar is a given class, its parts are users: whose class phase 1 settled, and whose samples phase 2 looked at."
+    caption = "A bar is a given class, its parts are numbers of users: of how many which phase decided on the samples that carry it."
     return draw("phases", "Who decided, class by class", caption, f"Over all users and classes: {told}.", bottom + 16, *body)
 
 
@@ -275,38 +276,44 @@ def repaired_and_broken(repaired: Json, broken: Json) -> Figure:
     return draw("repaired", "Labels each phase repaired and broke", f"{told}.", f"{told}.", top + 126, *body)
 
 
-def noise_of_users(users: list[Json]) -> Figure:
-    """Each user's share of wrong labels before and after, the noisiest on top."""
+def noise_of_users(users: list[Json], corrected: bool) -> Figure:
+    """Each user's share of wrong labels, the noisiest on top; before and after where labels were corrected."""
     users = sorted(users, key=lambda user: (-user["before"], user["user"]))
-    row, most = min(max(460 / len(users), 5.0), 19.0), max(max(user["before"], user["after"] or 0.0) for user in users) or 0.01
-    keys, top = legend([("ring", "before"), ("fill-fixed", "after"), ("line-wrong", "more than before")], 0)
-    x, y, radius = linear(0, most, 58, WIDTH - 6), linear(0, 1, top + 6, top + 6 + row), min(3.6, row / 2.6)
+    worse, better = (sum(sign * user["after"] > sign * user["before"] for user in users) for sign in (1, -1))
+    row, most = min(max(460 / len(users), 5.0), 19.0), max(user[when] for user in users for when in ("before", "after"))
+    entries = [("ring", "before"), ("fill-fixed", "after")] + [("line-wrong", "more than before")] * (worse > 0)
+    keys, top = legend(entries if corrected else [("ring", "wrong labels")], 0)
+    x, y, radius = linear(0, most, 58, WIDTH - 12), linear(0, 1, top + 6, top + 6 + row), min(3.6, row / 2.6)
     body, bottom = [keys], y(len(users))
     for tick in ticks(0, most):
         words = f"{100 * tick:g}\u00a0%"
         body += [line(x(tick), top + 4, x(tick), bottom, "line-grid"), label(x(tick), bottom + 13, words, "soft small", "middle")]
     for i, user in enumerate(users):
-        before, after = user["before"], user["before"] if user["after"] is None else user["after"]
-        told = f"user {user['user']}: {percent(before)} before, {percent(after)} after"
-        body += [line(x(before), y(i + 0.5), x(after), y(i + 0.5), "line-wrong" if after > before else "line-fixed")]
-        body += [dot(x(after), y(i + 0.5), radius, "fill-fixed", told), dot(x(before), y(i + 0.5), radius, "ring", told)]
+        before, after, middle = user["before"], user["after"] if corrected else 0.0, y(i + 0.5)
+        told = f"user {user['user']}: {percent(before)}" + (f" before, {percent(after)} after" if corrected else "")
+        body.append(line(x(before), middle, x(after), middle, "line-fixed" if corrected and after <= before else "line-wrong"))
+        body += [dot(x(after), middle, radius, "fill-fixed", told)] if corrected else []
+        body.append(dot(x(before), middle, radius, "ring", told))
     body.append(names_left([f"user {user['user']}" for user in users], 49, y))
-    change = [user["after"] - user["before"] for user in users if user["after"] is not None]
-    better, worse = sum(step < 0 for step in change), sum(step > 0 for step in change)
-    caption = f"The noisiest user on top. {better} of {several(len(users), 'user')} have fewer wrong labels than before, {worse} more."
+    caption = "The noisiest user is on top."
+    if corrected:
+        caption += f" {better} of {several(len(users), 'user')} have fewer wrong labels than before, {worse} have more."
     return draw("users", "Share of wrong labels", caption, caption, bottom + 18, *body)
 
 
 def accuracy_lines(scored: list[tuple[int, Json]]) -> Figure:
-    """A line for each task and a strong one for the mean of users; a round that was not scored is passed over."""
+    """A line for each task, grey if they are many, and a strong one for the mean of users; a round not scored is passed over."""
     tasks = max(len(accuracy.get("per_task") or []) for _, accuracy in scored)
+    few = tasks <= 10
     curves = {("line-mean", "mean of users"): [(t, accuracy["mean"]) for t, accuracy in scored]}
     for task in range(tasks):
         values = ((t, (accuracy.get("per_task") or [])[task : task + 1]) for t, accuracy in scored)
-        curves[f"line-c{task % 10}", f"task {task}"] = [(t, value[0]) for t, value in values if value and value[0] is not None]
+        curves[f"line-c{task}" if few else "line", f"task {task}"] = [
+            (t, value[0]) for t, value in values if value and value[0] is not None
+        ]
     low = min(math.floor(10 * value) / 10 for curve in curves.values() for _, value in curve)
     low, first, last = min(low, 0.9), scored[0][0], scored[-1][0]
-    keys, top = legend(curves if tasks <= 10 else [*curves][:1], 0, 34)
+    keys, top = legend(curves if few else [*[*curves][:1], ("line", "each task")], 0, 34)
     x, y = linear(first, last, 38, WIDTH - 8), linear(low, 1, top + 196, top + 8)
     body = [keys]
     for tick in ticks(low, 1):

@@ -3,7 +3,7 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.resources import files
 from itertools import groupby
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fbnll import figures
-from fbnll.svg import Figure, Markup, join, percent, several, size, standalone, tag
+from fbnll.svg import Figure, Markup, Number, join, percent, several, size, standalone, tag
 
 Json = dict[str, Any]
 Show = Callable[[Any], str]
@@ -51,15 +51,13 @@ def read_run(folder: Path) -> Run:
     """The files of a run folder, of which only the result must be there; a number that is not finite reads as null."""
     if not (folder / "result.json").is_file():
         raise ValueError(f"A report is drawn from a folder that holds a result.json, but {folder} holds none")
-    config, result, drawn = (
-        parse(text, folder / name) for name in ("config.json", "result.json", "figures.json") for text in [read(folder / name) or "{}"]
-    )
-    lines = read(folder / "history.jsonl").split("\n")
+    config, result, drawn = (parse(read(folder / name, "{}"), folder / name) for name in ("config.json", "result.json", "figures.json"))
+    lines = read(folder / "history.jsonl", "").split("\n")
     return Run(config, result, drawn, [parse(text, folder / "history.jsonl") for text in lines if text])
 
 
-def read(file: Path) -> str:
-    return file.read_text(encoding="utf-8") if file.is_file() else ""
+def read(file: Path, otherwise: str) -> str:
+    return file.read_text(encoding="utf-8") if file.is_file() else otherwise
 
 
 def parse(text: str, file: Path) -> Json:
@@ -110,12 +108,22 @@ def shown(key: str, value: object, show: Show) -> Markup:
     return tag("span", show(value), data_key=key, data_value=json.dumps(value))
 
 
-def ratio(x: float) -> str:
+def ratio(x: Number) -> str:
     return f"{x:.2f}"
 
 
-def seconds(t: float) -> str:
-    return f"{t:.1f}\u00a0s" if t < 120 else f"{t / 60:.0f}\u00a0min"
+def seconds(t: Number) -> str:
+    return f"{t:.{2 if t < 1 else 1}f}\u00a0s" if t < 120 else f"{t / 60:.0f}\u00a0min"
+
+
+def spread(values: Collection[Number], show: Show = "{:,}".format) -> str:
+    """The least and the largest of some numbers, one where they read alike.
+
+    >>> spread([3, 1, 2]), spread([4, 4])
+    ('1 to 3', '4')
+    """
+    least, most = (show(best(values)) for best in (min, max))
+    return least if least == most else f"{least} to {most}"
 
 
 def spans(users: Sequence[int]) -> str:
@@ -136,12 +144,18 @@ def clusters_and_tasks(run: Run) -> tuple[list[int], list[int | None]]:
     return [-1 if m is None else m for m in clusters], list(tasks)
 
 
-def clusters_found(run: Run) -> int:
-    return len({*clusters_and_tasks(run)[0]} - {-1})
-
-
 def classes_of(run: Run) -> list[str]:
     return [str(name) for name in run.result.get("classes") or []]
+
+
+def clustered(run: Run) -> bool:
+    """Whether clusters are the method's own doing: one global model, or one for each user, says nothing about users."""
+    signs = (look_up(run.result, key) is not None for key in ("clustering.ari", "bytes.clustering"))
+    return bool(look_up(run.result, "clustering.clusters")) and any(signs)
+
+
+def corrected(run: Run) -> bool:
+    return any(look_up(run.result, f"labels.{outcome}") for outcome in ("repaired", "broken", "mistaken"))
 
 
 # The parts of the page
@@ -149,9 +163,9 @@ def classes_of(run: Run) -> list[str]:
 
 def title_of(run: Run) -> str:
     """The method, as the comparison calls it if there is one, and the dataset."""
-    method = run.result.get("method")
+    method, dataset = run.result.get("method"), run.result.get("dataset")
     names = {row["method"]: row["label"] for row in run.result.get("comparison") or []}
-    return f"{names.get(method, method)} on {run.result.get('dataset') or 'data of its own'}"
+    return f"{names.get(method, method)} on {'users’ own data' if dataset in (None, 'users') else dataset}"
 
 
 def headline(run: Run) -> Markup:
@@ -162,49 +176,54 @@ def headline(run: Run) -> Markup:
 
 
 def what_ran(run: Run) -> str:
-    experiment, tasks, seed = run.config.get("experiment") or {}, run.result.get("tasks"), run.result.get("seed")
-    noise, rounds = experiment.get("noise"), experiment.get("rounds")
+    experiment, tasks = run.config.get("experiment") or {}, run.result.get("tasks")
+    rounds, noise = experiment.get("rounds"), str(experiment.get("noise", "")).replace("_", "-").replace(",", " and ")
     said = several(run.result.get("users") or 0, "user")
     said += f" with {several(len(tasks), 'task')}" if tasks else ""
     said += f" on {several(len(classes_of(run)), 'class', 'classes')}"
-    said += "" if not isinstance(noise, str) else ", clean labels" if noise == "none" else f", {noise.replace('_', '-')} label noise"
-    said += "" if rounds is None else f", {several(rounds, 'round')} of training" if rounds else ", no training"
-    return said + ("." if seed is None else f", seed {seed}.")
+    if noise and run.result.get("labels"):  # of users' own labels nobody knows which are wrong
+        said += ", clean labels" if noise == "none" else f", {noise} label noise"
+    return said + ("." if rounds is None else f", {several(rounds, 'round')} of training." if rounds else ", no training.")
 
 
 def what_came_of_it(run: Run) -> Iterator[Markup]:
     """A sentence for each thing that happened."""
-    ari, M = look_up(run.result, "clustering.ari"), clusters_found(run)
+    ari, wrong = look_up(run.result, "clustering.ari"), look_up(run.result, "labels.wrong_before")
+    n = sum(user["n"] for user in look_up(run.result, "labels.per_user") or [])
     if ari is not None:
-        yield join(
-            f"The {several(M, 'cluster')} found {'are' if M > 1 else 'is'} {'exactly' if ari == 1 else 'not quite'} the true tasks. "
-        )
-    if any(look_up(run.result, f"labels.{name}") for name in ("repaired", "broken", "mistaken")):
-        yield join("Of ", number(run, "labels.wrong_before"), " wrong labels ", number(run, "labels.repaired"), " were repaired; ")
-        yield join(number(run, "labels.broken"), " right ones were broken. ")
+        yield join(f"The clusters are {'exactly' if ari == 1 else 'not quite'} the true tasks. ")
+    if corrected(run):
+        repaired = join("Of ", number(run, "labels.wrong_before"), " wrong labels ", number(run, "labels.repaired"), " were repaired")
+        broken = join(f"; of {n - wrong:,} right ones ", number(run, "labels.broken"), " were broken. ")
+        yield join(repaired if wrong else "No label was wrong", broken)
+    elif wrong:
+        yield join("Of ", several(n, "label"), " ", number(run, "labels.wrong_before"), " are wrong, and none was changed. ")
     if look_up(run.result, "accuracy.mean") is not None:
-        yield join("The models name ", number(run, "accuracy.mean", percent), " of the test images of their users’ tasks correctly.")
+        yield join("The models are right about ", number(run, "accuracy.mean", percent), " of the test samples of their users’ tasks.")
 
 
 def key_figures(run: Run) -> Iterator[Markup]:
     """Clusters, noise, accuracy and bytes, each as far as it applies."""
-    M, tasks = clusters_found(run), run.result.get("tasks")
-    if M:
-        agreement = join("agreement (ARI) ", number(run, "clustering.ari", ratio))
-        yield key_figure("Clusters", f"{M} found, {len(tasks)} true" if tasks else f"{M} found", agreement)
+    if clustered(run):
+        (clusters, _), tasks = clusters_and_tasks(run), run.result.get("tasks")
+        sizes = Counter(m for m in clusters if m >= 0).values()
+        each = f"{spread(sizes)} users each"
+        agreement = join(each, "; agreement with the tasks (ARI) ", number(run, "clustering.ari", ratio)) if tasks else each
+        yield key_figure("Clusters", f"{len(sizes)} for {several(len(tasks), 'task')}" if tasks else len(sizes), agreement)
     if look_up(run.result, "labels.noise_before") is not None:
         before, after = (number(run, f"labels.noise_{when}", percent) for when in ("before", "after"))
-        yield key_figure("Wrong labels", join(before, " → ", after), "mean of users, before and after correction")
+        changed = join(before, " → ", after), "mean of users, before and after correction"
+        yield key_figure("Wrong labels", *(changed if corrected(run) else (before, "mean of users; none was changed")))
     if look_up(run.result, "accuracy.mean") is not None:
         std, scored = number(run, "accuracy.std", percent), number(run, "accuracy.users_scored")
-        yield key_figure(
-            "Accuracy", number(run, "accuracy.mean", percent), join("± ", std, " over ", scored, " users, each on its own task")
-        )
-    if run.result.get("bytes"):
-        once = look_up(run.result, "bytes.clustering") is not None
-        name, key = ("Sent to cluster users", "bytes.clustering") if once else ("Sent by users", "bytes.up")
-        total = join("the whole run: ", number(run, "bytes.up", size), " up, ", number(run, "bytes.down", size), " down")
-        yield key_figure(name, number(run, key, size), total)
+        spent = join("± ", std, " over ", scored, " users, each on its own task")
+        yield key_figure("Accuracy", number(run, "accuracy.mean", percent), spent)
+    once, exchange = (look_up(run.result, f"bytes.{name}") for name in ("clustering", "one_model_exchange"))
+    if once:
+        model = join("once; one exchange of models is ", number(run, "bytes.one_model_exchange", size)) if exchange else "once"
+        yield key_figure("Sent for clustering", number(run, "bytes.clustering", size), model)
+    elif run.result.get("bytes"):
+        yield key_figure("Sent by users", number(run, "bytes.up", size), join("and ", number(run, "bytes.down", size), " to them"))
 
 
 def key_figure(name: str, value: object, note: object) -> Markup:
@@ -212,32 +231,30 @@ def key_figure(name: str, value: object, note: object) -> Markup:
 
 
 def comparison(run: Run) -> Section | None:
-    rows = run.result.get("comparison")
-    if not rows:
+    rows = run.result.get("comparison") or []
+    if all(row.get("mean") is None for row in rows):
         return None
-    tasks = min(max(len(row.get("per_task") or []) for row in rows), 3)  # more have no room beside the figure
-    keys = {"Mean": "mean", "Std": "std", **{f"Task {t}": f"per_task.{t}" for t in range(tasks)}}
+    tasks = max(len(row.get("per_task") or []) for row in rows)
+    keys = {"Mean": "mean", "Std": "std"}
+    keys |= {f"Task {t}": f"per_task.{t}" for t in range(tasks)} if tasks <= 3 else {}  # more have no room beside the figure
+    keys |= {"Wrong labels": "noise_after"} if any(row.get("noise_after") is not None for row in rows) else {}
     numbers = [[row["label"], *(number(run, f"comparison.{i}.{key}", percent) for key in keys.values())] for i, row in enumerate(rows)]
-    parts: list[Figure | Markup] = [
-        figures.comparison_bars(rows, str(run.result.get("method"))),
-        table("In numbers", ["Method", *keys], numbers, 1),
-    ]
-    return Section("Against the alternatives", join("The same users and the same noise, other ways to learn."), parts)
+    drawn = figures.comparison_bars(rows, str(run.result.get("method")))
+    intro = join("Other ways to learn, on the same users with the same given labels.")
+    return Section("Against the alternatives", intro, [drawn, table("In numbers", ["Method", *keys], numbers, 1)])
 
 
 def similarity(run: Run) -> Section | None:
-    R = np.array(run.figures.get("R") or np.zeros((0, 0)), float)
-    clusters, tasks = clusters_and_tasks(run)
-    present = run.figures.get("present")
-    present = [k for k in range(len(R)) if R[k, k] > 0] if present is None else present
-    if not present:
+    R, present = np.array(run.figures.get("R") or np.zeros((0, 0)), float), run.figures.get("present") or []
+    if len(present) < 2:
         return None
-    drawn = [figures.heat_map(R, run.figures.get("linkage") or [], present, clusters, tasks), figures.histogram(R, present, clusters)]
+    clusters, tasks = clusters_and_tasks(run)
+    drawn = [figures.heat_map(R, run.figures["linkage"], present, clusters, tasks), figures.histogram(R, present, clusters)]
     intro = ["Users with the same task see the same kind of data, so the spectra of their features are alike, whatever their labels say. "]
     if look_up(run.result, "clustering.matched") is not None:
         intro.append(join(number(run, "clustering.matched", percent), " of users are in the cluster that stands for their true task. "))
     without = look_up(run.result, "clustering.without_cluster")
-    intro.append(f"Without a cluster: users {spans(without)}." if without else "")
+    intro.append(f"In no cluster: {'user' if len(without) == 1 else 'users'} {spans(without)}." if without else "")
     return Section("Who resembles whom", join(*intro), [*drawn, table_of_clusters(clusters, tasks)])
 
 
@@ -246,7 +263,7 @@ def table_of_clusters(clusters: Sequence[int], tasks: Sequence[int | None]) -> M
     for m in sorted({*clusters} - {-1}):
         users = [k for k, cluster in enumerate(clusters) if cluster == m]
         wanted = Counter(t for k in users if (t := tasks[k]) is not None)
-        of_task = ", ".join(f"{n} × task {t}" for t, n in sorted(wanted.items())) or "–"
+        of_task = ", ".join(f"{n} × task {t}" for t, n in sorted(wanted.items())) or "not known"
         rows.append([join(swatch(hue[m]), m), of_task, spans(users), len(users)])
     return table("The clusters", ["Cluster", "True tasks", "Users", "Number"], rows, 3)
 
@@ -257,52 +274,61 @@ def noise_of_one_user(run: Run) -> Section | None:
     if not models:
         return None
     most = max(float(counts.sum(axis).max()) for counts in models.values() for axis in (0, 1))
-    drawn = [figures.noise_panel(name, counts, classes_of(run), most) for name, counts in models.items()]
-    intro = (
-        f"The labels of user {example.get('user')} under each model of noise: how many samples carry a label, and how many of them wrongly."
-    )
-    return Section("What noise does to a user", join(intro), [*drawn])
+    own = str((run.config.get("experiment") or {}).get("noise")).replace("none", "clean").split(",")
+    drawn = [figures.noise_panel(name, counts, classes_of(run), most, name in own) for name, counts in models.items()]
+    intro = f"User {example.get('user')} under each model of noise: how many samples carry a label, and how many of them wrongly."
+    return Section("What noise does to a user", join(intro), drawn)
 
 
 def correction(run: Run) -> Section | None:
-    flow = {name: np.array(counts, float) for name, counts in (run.figures.get("flow") or {}).items() if counts}
+    """Bands and matrices; a matrix that has nothing off its diagonal, or was shown before, says nothing."""
     labels, parts = run.result.get("labels") or {}, []
-    titles = {"given_corrected": "What was changed", "true_given": "Before: given labels", "true_corrected": "After: corrected labels"}
-    intro = join("All users together.")
-    if labels.get("per_user") and labels.get("repaired") is not None:
-        parts.append(figures.fates(labels, sum(user["n"] for user in labels["per_user"])))
-        intro = join(intro, " Of the wrong labels ", number(run, "labels.missed"), " were left as they were, ")
+    if corrected(run):
+        parts.append(figures.fates(labels, sum(user["n"] for user in labels.get("per_user") or [])))
+    flow: dict[str, np.ndarray] = {}
+    for name, title in {"true_given": "Given labels", "given_corrected": "What was changed", "true_corrected": "Corrected labels"}.items():
+        counts = np.array((run.figures.get("flow") or {}).get(name) or np.zeros((0, 0)), float)
+        if counts.sum() > np.trace(counts) and not any(np.array_equal(counts, other) for other in flow.values()):
+            flow[name] = counts
+            parts.append(figures.matrix(name, title, counts, classes_of(run)))
+    intro = join("All users together. ")
+    if corrected(run) and (labels["missed"] or labels["mistaken"]):
+        intro = join(intro, "Of the wrong labels ", number(run, "labels.missed"), " were left as they were, ")
         intro = join(intro, number(run, "labels.mistaken"), " got another wrong one.")
-    parts += [figures.matrix(name, title, flow[name], classes_of(run)) for name, title in titles.items() if name in flow]
-    return Section("From given to corrected labels", intro, parts) if parts else None
+    return Section("From given to corrected labels" if corrected(run) else "Which labels are wrong", intro, parts) if parts else None
 
 
 def phases(run: Run) -> Section | None:
-    decided, parts = run.figures.get("phases") or {}, []
-    if decided.get("per_class"):
-        parts.append(figures.phase_per_class(decided["per_class"], classes_of(run)))
-    if decided.get("repaired") and decided.get("broken"):
-        parts.append(figures.repaired_and_broken(decided["repaired"], decided["broken"]))
+    decided = run.figures.get("phases")
+    if not decided:
+        return None
+    parts = [
+        figures.phase_per_class(decided["per_class"], classes_of(run)),
+        figures.repaired_and_broken(decided["repaired"], decided["broken"]),
+    ]
     intro = "Phase 1 looks at all samples of a user with one given label: if their spectrum resembles that of exactly one clean class, "
     intro += "they all get its label. Where it does not, phase 2 decides sample by sample."
-    return Section("Which phase decided", join(intro), [*parts]) if parts else None
+    return Section("Which phase decided", join(intro), parts)
 
 
 def users(run: Run) -> Section | None:
     per_user = look_up(run.result, "labels.per_user") or []
-    noisy = [user for user in per_user if user.get("before") is not None]
+    noisy = [user for user in per_user if user["n"]]
     if not noisy:
         return None
-    columns: dict[str, Show] = {"before": percent, "after": percent, "repaired": str, "broken": str}
+    columns: dict[str, tuple[str, Show]] = {"Before" if corrected(run) else "Wrong": ("labels.per_user.{i}.before", percent)}
+    if corrected(run):
+        columns["After"] = "labels.per_user.{i}.after", percent
+        columns |= {name: (f"labels.per_user.{{i}}.{name.lower()}", "{:,}".format) for name in ("Repaired", "Broken")}
+    if look_up(run.result, "accuracy.mean") is not None:
+        columns["Accuracy"] = "accuracy.per_user.{k}", percent
     rows = []
     for i, k in enumerate(user["user"] for user in per_user):
-        cells = [number(run, f"labels.per_user.{i}.{name}", show) for name, show in columns.items()]
-        cluster = number(run, f"clustering.clusters.{k}", lambda m: "–" if m < 0 else str(m))
-        rows.append([k, cluster, *cells, number(run, f"accuracy.per_user.{k}", percent)])
-    header = ["User", "Cluster", *map(str.capitalize, columns), "Accuracy"]
-    least, most = (percent(best(user["before"] for user in noisy)) for best in (min, max))
-    intro = f"Between {least} and {most} of a user’s labels were wrong before the correction."
-    return Section("The noise of every user", join(intro), [figures.noise_of_users(noisy), table("User by user", header, rows, 1)])
+        rows.append([k, *(number(run, key.format(i=i, k=k), show) for key, show in columns.values())])
+    drawn = [figures.noise_of_users(noisy, corrected(run))] if any(user["before"] or user["after"] for user in noisy) else []
+    share = spread([user["before"] for user in noisy], percent)
+    intro = f"Of a user’s labels {share} were given wrongly." if any(user["before"] for user in noisy) else "No label was given wrongly."
+    return Section("User by user", join(intro), [*drawn, table("In numbers", ["User", *columns], rows, 1)])
 
 
 def rounds(run: Run) -> Section | None:
@@ -313,13 +339,14 @@ def rounds(run: Run) -> Section | None:
         score, scored_users = number(run, f"accuracy.per_task.{t}.mean", percent), number(run, f"accuracy.per_task.{t}.users")
         rows.append([join(swatch(task["task"]), task["task"]), ", ".join(names[c] for c in task["classes"]), scored_users, score])
     parts: list[Figure | Markup] = [figures.accuracy_lines(scored)] if scored else []
-    if any(task["mean"] is not None for task in per_task):
-        parts.append(table("Each task after the last round", ["Task", "Classes", "Users", "Accuracy"], rows, 2))
-    return Section("Accuracy, round by round", join("On clean test images of each user’s own task."), parts) if parts else None
+    parts += [table("Each task after the last round", ["Task", "Classes", "Users", "Accuracy"], rows, 2)] if rows else []
+    return Section("Accuracy, round by round", join("On clean test samples of each user’s own task."), parts) if parts else None
 
 
 def traffic(run: Run) -> Section | None:
-    sent = run.result.get("bytes") or {}
+    sent = run.result.get("bytes")
+    if not sent:
+        return None
     names = {
         "clustering": "Clustering, once",
         "one_model_exchange": "One exchange of models",
@@ -329,25 +356,21 @@ def traffic(run: Run) -> Section | None:
     bars = [(words, sent[key]) for key, words in names.items() if sent.get(key)]
     columns: dict[str, Show] = {"asks": "{:,}".format, "up": size, "down": size}
     rows: list[list[object]] = []
-    for job, asked in (sent.get("per_job") or {}).items():
-        rows.append([tag("code", job), *(shown(f"bytes.per_job.{job}.{key}", asked.get(key), show) for key, show in columns.items())])
-    if sent.get("evaluation"):
-        rows.append(["Evaluation, counted apart", "", *(number(run, f"bytes.evaluation.{way}", size) for way in ("up", "down"))])
+    for job, asked in sent["per_job"].items():
+        if job.startswith("fbnll.evaluation:"):
+            continue  # counted apart
+        rows.append([job_name(job), *(shown(f"bytes.per_job.{job}.{key}", asked.get(key), show) for key, show in columns.items())])
+    for name, key in {"The whole run": "bytes", "Evaluation, counted apart": "bytes.evaluation"}.items():
+        rows.append([name, "", *(number(run, f"{key}.{way}", size) for way in ("up", "down"))])
     parts: list[Figure | Markup] = [figures.byte_bars(bars)] if bars else []
-    parts += [table("Job by job", ["Job", *map(str.capitalize, columns)], rows, 1)] if rows else []
-    intro = join("Up is from users to the server, down from the server to users.")
+    parts.append(table("Job by job", ["Job", *map(str.capitalize, columns)], rows, 1))
+    intro = join("Up is from users to the server, down from the server to users. ")
     if sent.get("clustering") and sent.get("one_model_exchange"):
         times = sent["one_model_exchange"] / sent["clustering"]
         once, exchange = number(run, "bytes.clustering", size), number(run, "bytes.one_model_exchange", size)
-        intro = join(
-            intro,
-            " Clustering sends ",
-            once,
-            " once; one exchange of models is ",
-            exchange,
-            f", {times:,.{0 if times > 10 else 1}f} times as much.",
-        )
-    return Section("What was sent", intro, parts) if parts else None
+        factor = f", {times:,.{0 if times > 10 else 1}f} times as much."
+        intro = join(intro, "Clustering sends ", once, " once; one exchange of models is ", exchange, factor)
+    return Section("What was sent", intro, parts)
 
 
 def details(run: Run) -> Section:
@@ -359,7 +382,7 @@ def details(run: Run) -> Section:
         longest = max(spent.values()) or 1.0
         rows = [[stage, meter(t / longest), number(run, f"seconds.{stage}", seconds)] for stage, t in spent.items()]
         parts.append(table("Time", ["Stage", "Share", "Seconds"], rows, 2))
-    missing = [[tag("code", ask.get("job")), spans(ask.get("users") or []), ask.get("round")] for ask in run.result.get("missing") or []]
+    missing = [[job_name(ask["job"]), spans(ask["users"]), ask["round"]] for ask in run.result.get("missing") or []]
     everybody = card(tag("h3", "Users who did not answer"), tag("p", "None: every user answered every ask."))
     parts.append(table("Users who did not answer", ["Job", "Users", "Round"], missing, 2) if missing else everybody)
     ran = {"seed": config.get("seed"), "device": config.get("device"), **(config.get("versions") or {})}
@@ -411,11 +434,15 @@ def table(title: str, header: Sequence[str], rows: Sequence[Sequence[object]], n
     return card(tag("div", whole, class_="scroll", tabindex="0", role="region", aria_label=title))
 
 
+def job_name(job: str) -> Markup:
+    return tag("code", job.rpartition(":")[2], title=job)
+
+
 def swatch(hue: int) -> Markup:
     return tag("span", class_="swatch", style=f"background: var(--c{hue % 10})", aria_hidden="true")
 
 
-def meter(share: float) -> Markup:
+def meter(share: Number) -> Markup:
     return tag("span", tag("span", style=f"width: {100 * share:.1f}%"), class_="meter")
 
 

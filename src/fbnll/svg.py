@@ -4,13 +4,14 @@ import html
 import math
 import re
 from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Float
 
+Number = float | int  # numpy.float64 is a float, numpy.int64 is not an int
 WIDTH = 340.0  # of every figure: a telephone shows it at its own size, and two stand side by side on a desk
-LETTER = 6.0  # about the width of a letter in the figures, which nothing but a browser can measure
 NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
@@ -48,16 +49,16 @@ def tag(name: str, /, *children: object, **attributes: object) -> Markup:
     return Markup(f"<{opening}>{join(*children)}" + ("" if name in ("meta", "link") else f"</{name}>"))
 
 
-def shortest(x: float) -> str:
+def shortest(x: Number) -> str:
     """A coordinate with as few characters as a hundredth of a unit needs."""
     return f"{round(x, 2):g}"
 
 
-def percent(x: float) -> str:
+def percent(x: Number) -> str:
     return f"{100 * x:.1f}\u00a0%"
 
 
-def size(n: float) -> str:
+def size(n: Number) -> str:
     """Bytes in powers of a thousand.
 
     >>> size(83_200).split()
@@ -76,16 +77,16 @@ def titled(title: str | None) -> Markup:
     return tag("title", title) if title else Markup()
 
 
-def rect(x: float, y: float, width: float, height: float, kind: str, title: str | None = None, **more: object) -> Markup:
+def rect(x: Number, y: Number, width: Number, height: Number, kind: str, title: str | None = None, **more: object) -> Markup:
     """A bar or a swatch; never of negative size."""
     return tag("rect", titled(title), x=x, y=y, width=max(width, 0.0), height=max(height, 0.0), class_=kind, **more)
 
 
-def line(x1: float, y1: float, x2: float, y2: float, kind: str, **more: object) -> Markup:
+def line(x1: Number, y1: Number, x2: Number, y2: Number, kind: str, **more: object) -> Markup:
     return tag("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=kind, **more)
 
 
-def dot(x: float, y: float, radius: float, kind: str, title: str | None = None) -> Markup:
+def dot(x: Number, y: Number, radius: Number, kind: str, title: str | None = None) -> Markup:
     return tag("circle", titled(title), cx=x, cy=y, r=radius, class_=kind)
 
 
@@ -93,26 +94,33 @@ def path(d: str, kind: str, title: str | None = None, **more: object) -> Markup:
     return tag("path", titled(title), d=d, class_=kind, **more)
 
 
-def label(x: float, y: float, words: object, kind: str = "soft", anchor: str = "start", **more: object) -> Markup:
+def label(x: Number, y: Number, words: object, kind: str = "soft", anchor: str = "start", **more: object) -> Markup:
     return tag("text", words, x=x, y=y, class_=kind, text_anchor=None if anchor == "start" else anchor, **more)
 
 
-def shorten(words: str, width: float) -> str:
-    """As much of the words as has room in the width.
+def wide(words: str) -> float:
+    """About how wide words are in a figure, which nothing but a browser can measure."""
+    return sum(3.3 if c in " fijlrtI.,:;-'()" else 6.0 if c < "\u2e80" and not c.isupper() and c not in "mw%" else 8.3 for c in words)
+
+
+def shorten(words: str, room: Number) -> str:
+    """As much of the words as has room.
 
     >>> shorten("automobile", 30)
     'auto…'
     """
-    room = max(int(width / LETTER), 1)
-    return words if len(words) <= room else words[: room - 1] + "…"
+    if wide(words) <= room:
+        return words
+    fitting = sum(end <= room for end in accumulate(map(wide, words), initial=wide("…")))
+    return words[: max(fitting - 1, 0)] + "…"
 
 
-def linear(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
+def linear(low: Number, high: Number, start: Number, end: Number) -> Callable[[Number], Number]:
     """Where on the way from start to end a value between low and high lies; a range of one value begins at the start."""
     return lambda value: start + (value - low) / ((high - low) or 1.0) * (end - start)
 
 
-def ticks(low: float, high: float, most: int = 5) -> list[float]:
+def ticks(low: Number, high: Number, most: int = 5) -> list[Number]:
     """Round numbers from low to high, at most so many.
 
     >>> ticks(0, 37)
@@ -124,19 +132,19 @@ def ticks(low: float, high: float, most: int = 5) -> list[float]:
     return [round(i * step, 10) for i in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
 
 
-def legend(entries: Iterable[tuple[str, str]], y: float, x: float = 0.0) -> tuple[Markup, float]:
+def legend(entries: Iterable[tuple[str, str]], y: Number, x: Number = 0.0) -> tuple[Markup, Number]:
     """Swatches with their words from left to right, on as many lines as they need, and the y under the last one."""
     drawn, at = Markup(), x
     for kind, words in entries:
-        if at > x and at + 16 + len(words) * LETTER > WIDTH:
+        if at > x and at + 16 + wide(words) > WIDTH:
             at, y = x, y + 16
         swatch = line(at, y + 5, at + 10, y + 5, kind) if kind.startswith("line") else dot(at + 5, y + 5, 4.4, kind)
         drawn = join(drawn, swatch, label(at + 14, y + 8.8, shorten(words, WIDTH - at - 14)))
-        at += 26 + len(words) * LETTER
+        at += 28 + wide(words)
     return drawn, y + 16
 
 
-def cells(shade: Float[np.ndarray, "rows columns"], kind: str, x: float, y: float, size: float) -> Markup:
+def cells(shade: Float[np.ndarray, "rows columns"], kind: str, x: Number, y: Number, size: Number) -> Markup:
     """Squares of one colour, from not there at 0 to full at 1 and NaN left out: one path for each of twenty shades."""
     level = np.rint(np.nan_to_num(np.clip(shade, 0, 1)) * 20).astype(int)
     squares = {s: "".join(f"M{j} {i}h1v1h-1z" for i, j in np.argwhere(level == s)) for s in np.unique(level[level > 0])}
@@ -144,36 +152,36 @@ def cells(shade: Float[np.ndarray, "rows columns"], kind: str, x: float, y: floa
     return tag("g", *drawn, transform=f"translate({shortest(x)} {shortest(y)}) scale({size:.6g})", class_="crisp")
 
 
-def hints(titles: Iterable[tuple[int, int, str]], x: float, y: float, size: float) -> Markup:
+def hints(titles: Iterable[tuple[int, int, str]], x: Number, y: Number, size: Number) -> Markup:
     """Nothing to see: what a pointer is told on square (row, column)."""
     return join(*(rect(x + j * size, y + i * size, size, size, "fill-none", title) for i, j, title in titles))
 
 
-def names_below(names: Sequence[str], y: float, x: Callable[[float], float]) -> tuple[Markup, float]:
+def names_below(names: Sequence[str], y: Number, x: Callable[[Number], Number]) -> tuple[Markup, Number]:
     """Names under columns, slanted where they are long, numbers of some where there are many; and the y under them."""
     step = x(1) - x(0)
-    if max(map(len, names), default=0) * LETTER <= step - 2:
+    if max(map(wide, names), default=0.0) <= step - 2:
         return join(*(label(x(i + 0.5), y + 12, name, anchor="middle") for i, name in enumerate(names))), y + 16
     if step >= 13:
         ends = [(shorten(name, 60), shortest(x(i + 0.5) + 4), shortest(y + 8)) for i, name in enumerate(names)]
         slanted = (tag("text", name, class_="soft", text_anchor="end", transform=f"translate({a} {b}) rotate(-45)") for name, a, b in ends)
-        return join(*slanted), y + 12 + max(len(name) for name, *_ in ends) * LETTER * 0.72
+        return join(*slanted), y + 12 + max(wide(name) for name, *_ in ends) * 0.72
     numbered = (label(x(i + 0.5), y + 12, f"{i:g}", anchor="middle") for i in ticks(0, len(names) - 1, 10) if i == int(i))
     return join(*numbered), y + 16
 
 
-def names_left(names: Sequence[str], x: float, y: Callable[[float], float]) -> Markup:
+def names_left(names: Sequence[str], x: Number, y: Callable[[Number], Number]) -> Markup:
     """Names left of rows, ending at x; of every n-th row only, where rows are thin."""
     every = math.ceil(11 / (y(1) - y(0)))
     return join(*(label(x, y(i + 0.5) + 3.6, shorten(name, x), anchor="end") for i, name in enumerate(names) if i % every == 0))
 
 
-def room_for(names: Iterable[str]) -> float:
+def room_for(names: Iterable[str]) -> Number:
     """How much the longest name needs left of its row, at most a fifth of the figure."""
-    return min(max(map(len, names), default=0) * LETTER + 8, WIDTH / 5)
+    return min(max(map(wide, names), default=0.0) + 8, WIDTH / 5)
 
 
-def draw(name: str, title: str, caption: str, alternative: str, height: float, *body: object) -> Figure:
+def draw(name: str, title: str, caption: str, alternative: str, height: Number, *body: object) -> Figure:
     """A figure: the body on a canvas of the common width, with the text that stands for it where it cannot be seen."""
     box, told = f"0 0 {shortest(WIDTH)} {shortest(height)}", f"{title}. {alternative}"
     contents = join(tag("title", title), tag("desc", alternative), *body)
