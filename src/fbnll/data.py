@@ -1,7 +1,7 @@
 """Datasets as arrays: embedded digits, Parquet in the hub's layout, the official archives, a user's own file; nothing else knows the disk.
 
-What comes from outside is checked before it is used, and nothing is ever unpickled: a file that cannot be read, labels that are out of
-range, images of another size are a ValueError of one sentence that names the file.
+What comes from outside is checked before it is used and before memory is taken for what it promises, and nothing is ever unpickled: a
+file that cannot be read, labels that are out of range, images of another size are a ValueError of one sentence that names the file.
 """
 
 import gzip
@@ -12,15 +12,16 @@ import math
 import os
 import re
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from http.client import HTTPException
 from pathlib import Path, PurePosixPath
-from typing import Any
-from urllib.error import HTTPError, URLError
+from typing import Any, cast
+from urllib.error import HTTPError
 from urllib.request import Request, urlopen
+from zipfile import ZipFile
 
 import numpy as np
 from jaxtyping import Int, Int64, Shaped, UInt8
@@ -42,10 +43,11 @@ class Dataset:
 
 @dataclass(frozen=True)
 class Known:
-    """What a dataset holds, its folder here, its publisher's files {URL: checksum}, how to read them, its column of labels on the hub."""
+    """What a dataset holds, its folder here and on the hub, its publisher's files {URL: checksum} and how to read them, what labels it."""
 
     classes: tuple[str, ...]
     folder: str
+    hub: str
     archive: dict[str, str]
     read: Callable[[list[Path], int], tuple[Split, Split]]
     label: str = "label"
@@ -104,14 +106,20 @@ MOST_BYTES = 2**29  # no file that is fetched here is half as large
 def download(url: str, path: Path, checksum: str, quiet: bool = False) -> Path:
     """A file from the network, with a checksum such as "md5:c32a…"; there is no `path` before it is whole and its checksum is right.
 
-    What an earlier attempt left in `path`.part is continued.
+    What an earlier attempt left in `path`.part is continued; a second process waits for the first.
     """
-    if path.exists():
-        if _checksum(path, checksum) != checksum:
-            raise ValueError(f"{path} must have the checksum {checksum}, but it has {_checksum(path, checksum)}: delete it, or restore it")
-        return path
+    with _writeable(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _alone(path.parent):
+            if path.exists():
+                if (is_now := _checksum(path, checksum)) != checksum:
+                    raise ValueError(f"{path} must have the checksum {checksum}, but it has {is_now}: delete it, or restore it")
+                return path
+            return _verified(url, path, checksum, quiet)
+
+
+def _verified(url: str, path: Path, checksum: str, quiet: bool) -> Path:
     part = path.with_name(path.name + ".part")
-    path.parent.mkdir(parents=True, exist_ok=True)
     for _ in ("resumed", "afresh") if part.exists() else ("afresh",):  # the file may have changed on the server in between
         _receive(url, part, quiet)
         if (came := _checksum(part, checksum)) == checksum:
@@ -119,6 +127,34 @@ def download(url: str, path: Path, checksum: str, quiet: bool = False) -> Path:
             return path
         part.unlink()
     raise ValueError(f"{url} must have the checksum {checksum}, but what came has {came} and was deleted")
+
+
+@contextmanager
+def _writeable(path: Path) -> Iterator[None]:
+    """Turns what the disk refuses into one sentence; errors of the network are ConnectionErrors, and pass."""
+    try:
+        yield
+    except ConnectionError:
+        raise
+    except OSError as error:
+        raise ValueError(f"{path} must be writeable, with room for it on the disk, but: {error.strerror or error}") from error
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    """Waits until no other process is in here with the same folder; a killed one is in no longer."""
+    try:
+        import fcntl
+    except ImportError:  # Windows: two downloads at once may spoil each other, which the checksum finds
+        yield
+        return
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):  # file systems without locks
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _checksum(path: Path, like: str) -> str:
@@ -133,26 +169,53 @@ def _checksum(path: Path, like: str) -> str:
 def _receive(url: str, part: Path, quiet: bool) -> None:
     """Append to `part` what it lacks, or write it anew where the server does not continue."""
     have = part.stat().st_size if part.exists() else 0
+    with _network(url):
+        response = _answer(url, have)
+    if response is None:
+        return
+
+    def piece() -> bytes:
+        with _network(url):
+            return bytes(response.read(2**16))
+
+    with response:
+        have = have if response.headers.get("Content-Range", "").startswith(f"bytes {have}-") else 0
+        total = None if response.length is None else have + response.length
+        bar = progress(None, f"fetching {part.stem}", quiet, initial=have, total=total, unit="B", unit_scale=True)
+        with part.open("ab" if have else "wb") as file, bar:
+            for chunk in iter(piece, b""):
+                have += file.write(chunk)
+                bar.update(len(chunk))
+                if max(have, total or 0) > MOST_BYTES:
+                    raise ValueError(f"{url} must give at most {MOST_BYTES:,} bytes, but it gives {max(have, total or 0):,} or more")
+            file.flush()
+            os.fsync(file.fileno())  # or a crash of the machine might leave the name without the content
+    if total is not None and have < total:
+        raise ConnectionError(f"{url} must give {total:,} bytes, but the connection ended after {have:,}: try again to go on from there")
+
+
+def _answer(url: str, have: int) -> Any:
+    """The server's response from byte `have` on, or from 0 on if it likes that better; None if it has nothing more."""
     request = Request(url, headers={"User-Agent": "fbnll", **({"Range": f"bytes={have}-"} if have else {})})
     try:
-        with urlopen(request, timeout=30) as response:
-            have = have if response.headers.get("Content-Range", "").startswith(f"bytes {have}-") else 0
-            total = have + int(response.headers["Content-Length"]) if "Content-Length" in response.headers else None
-            bar = progress(None, f"fetching {part.stem}", quiet, initial=have, total=total, unit="B", unit_scale=True)
-            with part.open("ab" if have else "wb") as file, bar:
-                while (chunk := response.read(2**16)) and have <= MOST_BYTES:
-                    have += file.write(chunk)
-                    bar.update(len(chunk))
+        return urlopen(request, timeout=30)
     except HTTPError as error:
-        if error.code != 416:  # 416: there is nothing after what we have, and the checksum says whether that is right
-            raise ConnectionError(f"{url} must be there, but the server answers {error.code} {error.reason}") from error
-    except (URLError, HTTPException, ConnectionError, TimeoutError) as error:
-        raise ConnectionError(f"{url} must be reachable, but {getattr(error, 'reason', error)}") from error
-    else:
-        if total is not None and have < total:
-            raise ConnectionError(
-                f"{url} must give {total:,} bytes, but the connection ended after {have:,}: try again to go on from there"
-            )
+        error.close()
+        if error.code == 416 and have:  # the checksum says whether what we have is right
+            return None
+        raise ConnectionError(f"{url} must be there, but the server answers {error.code} {error.reason}") from error
+
+
+@contextmanager
+def _network(url: str) -> Iterator[None]:
+    """Turns whatever the network does into a ConnectionError of one sentence."""
+    try:
+        yield
+    except (OSError, HTTPException) as error:
+        if type(error) is ConnectionError:  # it is said already
+            raise
+        reason = " ".join(str(getattr(error, "reason", error)).split())
+        raise ConnectionError(f"{url} must be reachable, but {reason}") from error
 
 
 # ---------------------------------------------------------------------------------------------------------------- digits and own files
@@ -178,26 +241,54 @@ def _hold_out(X: Shaped[np.ndarray, "n *sample"], y: Int[np.ndarray, "n"]) -> tu
 
 def _npz(path: Path) -> Dataset:
     with must_be(path, "an .npz with samples X, integer labels y and, if there are any, X_test, y_test and classes"):
-        arrays = dict(np.load(path, allow_pickle=False))
-        classes = tuple(map(str, arrays["classes"])) if "classes" in arrays else _numbered(arrays["y"])
-        train = _checked(_samples(arrays["X"]), arrays["y"], len(classes))
-        if "X_test" not in arrays:
-            return Dataset(path.stem, *_hold_out(*train), classes)
-        test = _checked(_samples(arrays["X_test"]), arrays["y_test"], len(classes))
-        if train[0].shape[1:] != test[0].shape[1:]:
-            raise ValueError(f"X holds samples of shape {train[0].shape[1:]} and X_test of {test[0].shape[1:]}")
-        return Dataset(path.stem, *train, *test, classes)
+        arrays = _members(path, "X", "y", "X_test", "y_test", "classes")
+        if missing := {"X", "y", *(["y_test"] if "X_test" in arrays else [])} - arrays.keys():
+            raise ValueError(f"it has no {min(missing)}")
+        C, classes = _own_classes(arrays)
+        train = _checked(_samples(arrays["X"]), arrays["y"], C)
+        split = (*train, *_checked(_samples(arrays["X_test"]), arrays["y_test"], C)) if "X_test" in arrays else _hold_out(*train)
+        if split[0].shape[1:] != split[2].shape[1:]:
+            raise ValueError(f"X holds samples of shape {split[0].shape[1:]} and X_test of {split[2].shape[1:]}")
+        if not len(split[2]):
+            raise ValueError("no class has three samples, so that none can be held out, and there is no X_test")
+        return Dataset(path.stem, *split, classes or _numbered(split[1], split[3]))
 
 
-def _samples(X: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "n ..."]:
-    if X.dtype != np.uint8 and not (X.dtype.kind in "iuf" and np.isfinite(X).all()):
-        raise ValueError("its samples are not all finite numbers")
-    X = X if X.dtype == np.uint8 else X.astype(np.float32)
+def _members(path: Path, *names: str) -> dict[str, np.ndarray]:
+    with ZipFile(path) as archive:
+        there = set(archive.namelist())
+        members = {name: archive.getinfo(f"{name}.npy") for name in names if f"{name}.npy" in there}
+        _check_unpacked(path, sum(member.file_size for member in members.values()))
+        arrays = {}
+        for name, member in members.items():
+            with archive.open(member) as file:
+                arrays[name] = read_array(cast(io.BufferedIOBase, file), member.file_size)
+    return arrays
+
+
+def _own_classes(arrays: dict[str, np.ndarray]) -> tuple[int, tuple[str, ...]]:
+    """How many there may be, and their names if they are given."""
+    if "classes" not in arrays:
+        return MOST_CLASSES, ()
+    names = arrays["classes"]
+    if names.ndim != 1 or names.dtype.kind not in "iuU" or not 0 < len(names) <= MOST_CLASSES:
+        raise ValueError(f"its classes are of shape {names.shape} and type {names.dtype}")
+    return len(names), tuple(map(str, names))
+
+
+def _samples(X: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "..."]:
+    if X.dtype != np.uint8:
+        if X.dtype.kind not in "iuf":
+            raise ValueError(f"its samples are of type {X.dtype}")
+        with np.errstate(over="ignore"):  # said below, in words
+            X = X.astype(np.float32)
+        if not np.isfinite(X).all():
+            raise ValueError(f"sample {np.argwhere(~np.isfinite(X))[0, 0]} holds NaN, infinity or a number too large for single precision")
     return X[..., None] if X.ndim == 3 else X  # grey images
 
 
-def _numbered(y: Shaped[np.ndarray, "..."]) -> tuple[str, ...]:
-    return tuple(map(str, range(int(y.max(initial=-1)) + 1)))
+def _numbered(*labels: Int64[np.ndarray, "_"]) -> tuple[str, ...]:
+    return tuple(map(str, range(max(int(y.max(initial=-1)) for y in labels) + 1)))
 
 
 # -------------------------------------------------------------------------------------------------------------- what comes from outside
@@ -208,13 +299,37 @@ def must_be(path: Path, what: str) -> Iterator[None]:
     """Turns whatever goes wrong inside into one sentence about the file."""
     try:
         yield
+    except ImportError:  # nothing is wrong with the file
+        raise
     except Exception as error:  # readers of foreign bytes raise nearly everything: zlib.error, SyntaxError, struct.error, …
-        reason = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
+        reason = " ".join(str(getattr(error, "strerror", None) or error).split())[:200].rstrip(".") or type(error).__name__
         raise ValueError(f"{path} must be {what}, but {'it has no ' if isinstance(error, KeyError) else ''}{reason}") from error
 
 
+def _check_unpacked(path: Path, size: int) -> None:
+    """Refuses what promises to become much larger than any data does: 64 MiB, or 256 times what is on the disk."""
+    if size > max(2**26, 2**8 * path.stat().st_size):
+        raise ValueError(f"its {path.stat().st_size:,} bytes say that they are {size:,} when unpacked")
+
+
+def read_array(file: io.BufferedIOBase, size: int) -> Shaped[np.ndarray, "..."]:
+    """The array at the start of `file`, in `size` bytes of .npy: no memory is taken unless shape and type in its header fit the size."""
+    if np.lib.format.read_magic(file) != (1, 0):
+        raise ValueError("its .npy has a version other than 1.0")
+    shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
+    if dtype.kind not in "biufU":
+        raise ValueError(f"it holds an array of type {dtype}")
+    held = size - file.tell()
+    if math.prod(shape) * dtype.itemsize != held:
+        raise ValueError(f"its header says {shape} of {dtype}, and {held:,} bytes follow")
+    content = bytearray(held)
+    if file.readinto(content) != held:
+        raise ValueError("it ends early")
+    return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
+
+
 def _checked(X: Shaped[np.ndarray, "..."], y: Shaped[np.ndarray, "..."], C: int) -> Split:
-    if y.ndim != 1 or y.dtype.kind not in "iu" or X.ndim < 2 or len(X) != len(y) or len(y) == 0:
+    if y.ndim != 1 or y.dtype.kind not in "iu" or X.ndim < 2 or len(X) != len(y) or X.size == 0:
         raise ValueError(f"it holds samples of shape {X.shape} and labels of shape {y.shape} and type {y.dtype}")
     if wrong := [label for label in (int(y.min()), int(y.max())) if not 0 <= label < C]:
         raise ValueError(f"a label is {wrong[0]}")
@@ -223,7 +338,7 @@ def _checked(X: Shaped[np.ndarray, "..."], y: Shaped[np.ndarray, "..."], C: int)
 
 def _known(name: str, known: Known, root: Path, quiet: bool) -> Dataset:
     C, files = len(known.classes), [url.rsplit("/", 1)[1] for url in known.archive]
-    for folder in (base / inner for base in (root / known.folder, root) for inner in ("", *HUB_FOLDERS)):
+    for folder in (base / inner for base in (root / known.folder, root) for inner in ("", known.hub, "data")):
         if _shards(folder, "train"):
             return _parquet(name, folder, known.label, known.shape, known.classes, quiet)
         if all((folder / file).is_file() for file in files):
@@ -237,7 +352,6 @@ def _known(name: str, known: Known, root: Path, quiet: bool) -> Dataset:
 
 # ------------------------------------------------------------------------------------------------------------------------------ Parquet
 
-HUB_FOLDERS = ("plain_text", "cifar100", "cropped_digits", "fashion_mnist", "data")  # configurations of these datasets on the hub
 MOST_CLASSES = 2**15
 MOST_PIXELS = 2**20
 
@@ -258,40 +372,56 @@ def _parquet(name: str, folder: Path, label: str, shape: tuple[int, ...], classe
     for split in ("train", "test"):
         parts = []
         for path in _shards(folder, split):
-            X, y, names = _read_parquet(path, label, shape, len(classes), quiet)
+            X, y, names = _read_parquet(path, label, shape, classes, quiet)
             shape, classes = X.shape[1:], names or classes
             parts.append((X, y))
         if not parts:
             raise ValueError(f"{folder} must hold train*.parquet and test*.parquet, but it has no {split}*.parquet")
         splits += [np.concatenate(arrays) for arrays in zip(*parts)]
     X_train, y_train, X_test, y_test = splits
-    return Dataset(name, X_train, y_train, X_test, y_test, classes or _numbered(np.concatenate([y_train, y_test])))
+    return Dataset(name, X_train, y_train, X_test, y_test, classes or _numbered(y_train, y_test))
 
 
-def _read_parquet(path: Path, label: str, shape: tuple[int, ...], C: int, quiet: bool) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+def _read_parquet(
+    path: Path, label: str, shape: tuple[int, ...], classes: tuple[str, ...], quiet: bool
+) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     from pyarrow.parquet import ParquetFile
 
-    what = f"Parquet with images in a column img or image and labels 0..{C - 1 if C else 'C−1'} in a column {label}"
+    C = len(classes) or MOST_CLASSES
+    what = f"Parquet with images in a column img or image and labels 0..{C - 1} in a column {label}"
     with must_be(path, what), ParquetFile(path) as file:
         columns = file.schema_arrow.names
         image = "img" if "img" in columns else "image"
         if missing := {image, label} - set(columns):
             raise ValueError(f"it has no column {min(missing)}")
-        names = _class_names(file.schema_arrow.metadata or {}, label)
-        if names and C and len(names) != C:
-            raise ValueError(f"it names {len(names)} classes")
-        X: list[np.ndarray] = []
-        y: list[np.ndarray] = []
-        batches = file.iter_batches(1024, columns=[image, label])
-        for batch in progress(batches, f"reading {path.name}", quiet, total=-(-file.metadata.num_rows // 1024), unit_scale=1024):
-            cells = batch.column(image)
-            for blob in (cells.field("bytes") if hasattr(cells, "field") else cells).to_pylist():
-                X.append(_decoded(blob, shape))
-                shape = X[0].shape
-            y.append(batch.column(label).to_numpy(zero_copy_only=False))
-        if not X:
+        if not file.metadata.num_rows:
             raise ValueError("it has no rows")
-        return *_checked(np.stack(X), np.concatenate(y), C or len(names) or MOST_CLASSES), names
+        _check_unpacked(path, sum(file.metadata.row_group(i).total_byte_size for i in range(file.metadata.num_row_groups)))
+        names = _class_names(file.schema_arrow.metadata or {}, label)
+        _check_names(names, classes)
+        return *_checked(*_decoded_rows(path, file, image, label, shape, quiet), len(names) or C), names
+
+
+def _decoded_rows(path: Path, file: Any, image: str, label: str, shape: tuple[int, ...], quiet: bool) -> Split:
+    n, y = file.metadata.num_rows, []
+
+    def blobs() -> Iterator[Any]:
+        few = 4  # a kilobyte of Parquet may repeat a megabyte in every row, and memory is taken for all rows of a batch
+        batches = file.iter_batches(few, columns=[image, label])
+        for batch in progress(batches, f"reading {path.name}", quiet, total=-(-n // few), unit_scale=few):
+            y.append(batch.column(label).to_numpy(zero_copy_only=False))
+            cells = batch.column(image)
+            yield from cells.field("bytes") if hasattr(cells, "field") else cells
+
+    X = np.empty(0, np.uint8)
+    for row, blob in enumerate(blobs()):
+        pixels = _decoded(blob.as_py(), shape)
+        if row == 0:
+            shape = pixels.shape
+            _check_unpacked(path, n * pixels.size)
+            X = np.empty((n, *shape), np.uint8)
+        X[row] = pixels
+    return X, np.concatenate(y)
 
 
 def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:
@@ -302,6 +432,18 @@ def _class_names(metadata: dict[bytes, bytes], label: str) -> tuple[str, ...]:
         return ()
 
 
+def _check_names(names: tuple[str, ...], classes: tuple[str, ...]) -> None:
+    """Classes may be spelt and ordered otherwise, but another number of them, or none that is known, is another dataset."""
+    if names and classes and len(names) != len(classes):
+        raise ValueError(f"it names {len(names)} classes")
+    if names and classes and not {_letters(name) for name in names} & {_letters(name) for name in classes}:
+        raise ValueError(f"its classes are {', '.join(names)}")
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[\W_]", "", name.lower())
+
+
 def _decoded(blob: bytes | None, shape: tuple[int, ...]) -> UInt8[np.ndarray, "height width channels"]:
     """A PNG or JPEG as an array; its size is looked at before its pixels are unpacked."""
     from PIL import Image, UnidentifiedImageError
@@ -310,9 +452,13 @@ def _decoded(blob: bytes | None, shape: tuple[int, ...]) -> UInt8[np.ndarray, "h
         image = Image.open(io.BytesIO(blob or b""), formats=("PNG", "JPEG"))
     except UnidentifiedImageError:
         raise ValueError("an image is neither PNG nor JPEG") from None
+    if image.mode[0] in "IF":
+        raise ValueError("an image has more than 8 bits a pixel and channel")
     height, width, channels = shape or (image.height, image.width, 1 if image.mode in ("1", "L") else 3)
-    if (image.height, image.width) != (height, width) or height * width > MOST_PIXELS:
+    if (image.height, image.width) != (height, width):
         raise ValueError(f"an image of {height}×{width} pixels is {image.height}×{image.width}")
+    if height * width > MOST_PIXELS:
+        raise ValueError(f"an image has {height}×{width} pixels, which is more than {MOST_PIXELS:,}")
     return np.asarray(image.convert("L" if channels == 1 else "RGB")).reshape(height, width, channels)
 
 
@@ -322,27 +468,45 @@ def _decoded(blob: bytes | None, shape: tuple[int, ...]) -> UInt8[np.ndarray, "h
 def _cifar(paths: list[Path], C: int, members: dict[str, str], labels: int, column: int) -> tuple[Split, Split]:
     """Records of `labels` bytes of labels, then 1,024 bytes each of red, green and blue; `members` maps a file to its split."""
     [path], length = paths, labels + 3072
-    found: dict[str, bytes] = {}
     with must_be(path, f"the binary archive of CIFAR with labels 0..{C - 1}"), gzip.open(path) as stream:
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
-            for member in archive:  # by name and in memory: nothing is written anywhere
-                name = PurePosixPath(member.name).name
-                file = archive.extractfile(member) if name in members else None
-                if file is None:
-                    continue
-                if not 0 < member.size <= 50_000 * length or member.size % length:
-                    raise ValueError(f"{name} has {member.size:,} bytes instead of {length:,} for each image")
-                found[name] = file.read()
-        while stream.read(2**20):
-            pass  # to the end, where gzip keeps its checksum
-        if missing := sorted(members.keys() - found.keys()):
-            raise ValueError(f"it has no {missing[0]}")
+        found = _untarred(stream, members, 60_000 * length)
+        for name in members:
+            if name not in found:
+                raise ValueError(f"it has no {name}")
+            if len(found[name]) % length or not found[name]:
+                raise ValueError(f"{name} has {len(found[name]):,} bytes instead of {length:,} for each image")
 
         def split(name: str) -> Split:
             rows = np.frombuffer(b"".join(found[file] for file in members if members[file] == name), np.uint8).reshape(-1, length)
             return _checked(rows[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1), rows[:, column], C)
 
         return split("train"), split("test")
+
+
+def _untarred(stream: io.BufferedIOBase, names: Collection[str], most: int) -> dict[str, bytes]:
+    """Files of a tar by their names, `most` bytes in all, in memory: nothing is written anywhere, and what else it holds is skipped."""
+    found: dict[str, bytes] = {}
+    while (header := _exactly(stream, 512)).strip(b"\0"):
+        member = tarfile.TarInfo.frombuf(header, "utf-8", "replace")
+        name = PurePosixPath(member.name).name
+        if not 0 <= member.size <= most:
+            raise ValueError(f"{name} has {member.size:,} bytes")
+        if name in names and member.type in (tarfile.REGTYPE, tarfile.AREGTYPE):
+            found[name] = _exactly(stream, member.size)
+            most -= member.size
+        else:
+            for at in range(0, member.size, 2**20):
+                _exactly(stream, min(2**20, member.size - at))
+        _exactly(stream, -member.size % 512)
+    if len(stream.read(2**20)) == 2**20:  # else this was the end, where gzip keeps its checksum
+        raise ValueError("it goes on after its end")
+    return found
+
+
+def _exactly(stream: io.BufferedIOBase, size: int) -> bytes:
+    if len(content := stream.read(size)) < size:
+        raise ValueError("it ends early")
+    return content
 
 
 def _svhn(paths: list[Path], C: int) -> tuple[Split, Split]:
@@ -355,6 +519,7 @@ def _svhn(paths: list[Path], C: int) -> tuple[Split, Split]:
             n = held["y"][0][0] if "y" in held else 0
             if held.get("X") != ((32, 32, 3, n), "uint8") or held["y"][0] != (n, 1):
                 raise ValueError(f"it holds {held}")
+            _check_unpacked(path, n * 3072)
             arrays = loadmat(path, variable_names=["X", "y"])
             X, y = _checked(arrays["X"].transpose(3, 0, 1, 2), arrays["y"][:, 0], C + 1)
             if y.min() == 0:
@@ -373,11 +538,13 @@ def _idx(paths: list[Path], C: int) -> tuple[Split, Split]:
             must_be(path, f"a gzipped idx file of {'×'.join(map(str, sample)) + ' images' if sample else 'labels'}"),
             gzip.open(path) as file,
         ):
-            magic, n, *size = np.frombuffer(file.read(8 + 4 * len(sample)), ">u4").tolist()
+            magic, n, *size = np.frombuffer(_exactly(file, 8 + 4 * len(sample)), ">u4").tolist()
             if magic != 0x801 + len(sample) or tuple(size) != sample or n > 60_000:
                 raise ValueError(f"its header says {[magic, n, *size]}")
-            data = file.read(n * math.prod(sample) + 1)  # one more, so that gzip reaches its checksum
-            return np.frombuffer(data, np.uint8).reshape(n, *sample)
+            content = _exactly(file, n * math.prod(sample))
+            if file.read(1):  # else this was the end, where gzip keeps its checksum
+                raise ValueError("it goes on after its end")
+            return np.frombuffer(content, np.uint8).reshape(n, *sample)
 
     def split(images: Path, labels: Path) -> Split:
         X, y = read(images, 28, 28)[..., None], read(labels)
@@ -419,6 +586,7 @@ KNOWN = {
     "cifar10": Known(
         _words("airplane automobile bird cat deer dog frog horse ship truck"),
         "cifar10",
+        "plain_text",
         _CIFAR10,
         partial(_cifar, members=_CIFAR10_MEMBERS, labels=1, column=0),
     ),
@@ -432,6 +600,7 @@ KNOWN = {
             "telephone television tiger tractor train trout tulip turtle wardrobe whale willow_tree wolf woman worm"
         ),
         "cifar100",
+        "cifar100",
         _CIFAR100,
         partial(_cifar, members=_CIFAR100_MEMBERS, labels=2, column=1),
         label="fine_label",
@@ -443,13 +612,15 @@ KNOWN = {
             "non-insect_invertebrates people reptiles small_mammals trees vehicles_1 vehicles_2"
         ),
         "cifar100",
+        "cifar100",
         _CIFAR100,
         partial(_cifar, members=_CIFAR100_MEMBERS, labels=2, column=0),
         label="coarse_label",
     ),
-    "svhn": Known(_words("0 1 2 3 4 5 6 7 8 9"), "svhn", _SVHN, _svhn),
+    "svhn": Known(_words("0 1 2 3 4 5 6 7 8 9"), "svhn", "cropped_digits", _SVHN, _svhn),
     "fashion_mnist": Known(
         ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        "fashion_mnist",
         "fashion_mnist",
         _FASHION,
         _idx,
