@@ -3,25 +3,25 @@
     FBNLL_DATA=<folder with cifar10/> .venv/bin/python benchmarks/clustering_cifar10.py           # writes the CSV and prints the table
     .venv/bin/python benchmarks/clustering_cifar10.py --table                                     # prints the table from the CSV
 
-No label is looked at, so that label noise of any kind and amount gives the same numbers. The adaptive rank keeps directions with at least
+Users are those of `fbnll run --dataset cifar10 --tasks M --seed S --impurity I`; no label is looked at, so that label noise of any kind
+and amount gives the same numbers. The adaptive rank keeps directions with at least
 1 % of the energy of the strongest one (λ_i > .01 λ_1), at most 50: a cut-off fixed beforehand, not chosen on these data.
 """
 
 import argparse
-import csv
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
 from pathlib import Path
 from statistics import mean
 
-import numpy as np
-
 from fbnll.clustering import adjusted_rand_index, hac
-from fbnll.data import load
+from fbnll.data import load, progress
+from fbnll.experiment import Experiment
 from fbnll.features import cached, feature_map
-from fbnll.partition import partition, tasks_of
+from fbnll.scenario import deal
 from fbnll.spectral import similarity_matrix
+from tables import read_rows, write_rows
 
 RESULTS = Path(__file__).parent / "results" / "clustering_cifar10.csv"
 TASKS, SEEDS, IMPURITIES = (2, 3, 5), range(5), (0, 0.08, 0.3)
@@ -30,13 +30,10 @@ RANKS = {"2": (2, 0), "5": (5, 0), "10": (10, 0), "20": (20, 0), "adaptive": (50
 
 def measure(data_dir: str | None) -> Iterator[dict[str, object]]:
     """One row per setting; all ranks see the same partition."""
-    from tqdm import tqdm
-
     cifar10 = load("cifar10", data_dir)
     Z, y = cached(feature_map("hog"), cifar10.X_train), cifar10.y_train
-    for M, seed, impurity in tqdm(list(product(TASKS, SEEDS, IMPURITIES)), "partitions"):
-        rng = np.random.default_rng(seed)
-        parts = partition(y, tasks_of("cifar10", M, 10), K=20, impurity=impurity, clean_per_class=200, rng=rng)
+    for M, seed, impurity in progress(list(product(TASKS, SEEDS, IMPURITIES)), "partitions"):
+        parts = deal(Experiment(dataset="cifar10", tasks=M, seed=seed, impurity=impurity, noise="none").complete(), y, C=10).parts
         users = [Z[rows] for rows in parts.users]
         for name, (q, eps) in RANKS.items():
             ari = adjusted_rand_index(hac(similarity_matrix(users, q, eps), M), parts.tau)
@@ -63,14 +60,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table from the CSV, measure nothing")
     args = parser.parse_args()
     if not args.table:
-        rows = list(measure(args.data_dir))
-        RESULTS.parent.mkdir(exist_ok=True)
-        with RESULTS.open("w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
-            writer.writeheader()
-            writer.writerows(rows)
-    with RESULTS.open(newline="") as file:
-        print(table(csv.DictReader(file)))
+        write_rows(RESULTS, measure(args.data_dir))
+    print(table(read_rows(RESULTS)))
 
 
 if __name__ == "__main__":

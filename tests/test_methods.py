@@ -223,5 +223,5 @@ def test_clustered_fedavg_is_fedavg_inside_each_cluster(scenario):
 
 
 def test_an_unknown_method_is_named():
-    with pytest.raises(ValueError, match="method must be one of fb_nll, .* but it is 'fedsgd'"):
+    with pytest.raises(ValueError, match=r"method must be one of fb_nll, .* but it is 'fedsgd'"):
         load_method("fedsgd")

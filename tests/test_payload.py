@@ -1,3 +1,4 @@
+import contextlib
 import json
 import struct
 
@@ -103,7 +104,5 @@ def test_every_cut_and_many_flips_of_a_message_give_a_message_or_a_value_error()
     for variant in flipped:
         variant[rng.integers(len(data))] ^= 1 << rng.integers(8)
     for variant in [data[:n] for n in range(len(data))] + [bytes(variant) for variant in flipped]:
-        try:
+        with contextlib.suppress(ValueError):
             assert isinstance(unpack(variant), dict)
-        except ValueError:
-            pass

@@ -141,7 +141,7 @@ def test_a_folder_that_holds_another_run_or_other_files_is_refused(done, tmp_pat
     with pytest.raises(ValueError, match="must be resumed with its own settings, but seed is 1 instead of 0"):
         run(Experiment(**QUICK, seed=1), out=done.folder, resume=True)
     (tmp_path / "thesis.tex").write_text("mine")
-    with pytest.raises(ValueError, match="must be new or empty, but .* holds other files"):
+    with pytest.raises(ValueError, match=r"must be new or empty, but .* holds other files"):
         run(Experiment(**QUICK), out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
 

@@ -13,15 +13,18 @@ from collections.abc import Sequence
 import numpy as np
 from jaxtyping import Float, Int
 from numpy import ndarray
+from scipy.ndimage import correlate1d
 
-from fbnll.spectral import class_subspaces, projection_energy, relevance
+from fbnll.spectral import class_subspaces, projection_energy, relevance, top_eigenpairs
 
 Thresholds = float | tuple[Float[ndarray, " sizes"], Float[ndarray, " sizes"]]
 
-REPEATS = 0
-SPOILT = [("swap", 0.15), ("swap", 0.3), ("swap", 0.45), ("mix", 0.3), ("mix", 0.6), ("mix", 0.9)]
-KAPPAS = np.r_[0.0, np.geomspace(0.3, 10, 120)]
-SIZES = np.unique(np.geomspace(1, 100_000, 64).round())
+SIZES = 9  # of simulated given classes, from 1 sample to twice the clean samples of a class; beyond that r hardly changes
+SHARES = (0, 0.15, 0, 0.3, 0, 0.5, 0, 0.8)  # of other classes in a simulated given class: half of them are pure
+MARGINS = np.linspace(0, 1, 101)  # of −log τ_sim over what a pure class shows
+TRIALS = 10_000  # simulated samples of each size, in 48 to 400 given classes
+SERVERS = 5  # simulated clean sets
+NEVER = 1.01  # a threshold that no relevance reaches
 
 
 def server_relevance(Z_s: Float[ndarray, "n d"], y_s: Int[ndarray, " n"], V: Float[ndarray, "C d q1"]) -> Float[ndarray, "C C"]:
@@ -78,78 +81,114 @@ def thresholds_at(n: Int[ndarray, " given"], thresholds: Thresholds) -> Float[nd
     """τ_sim for classes of n samples, between two sizes of the table by the logarithm of n."""
     if isinstance(thresholds, tuple):
         sizes, tau = thresholds
-        return np.interp(np.log(np.maximum(n, 1)), np.log(sizes), tau)
+        at: ndarray = np.interp(np.log(np.maximum(n, 1)), np.log(sizes), tau)
+        return at
     return np.full(len(n), float(thresholds))
 
 
 def auto_thresholds(
     Z_s: Float[ndarray, "n d"], y_s: Int[ndarray, " n"], C: int, q1: int, l: int, rng: np.random.Generator
 ) -> tuple[Float[ndarray, " sizes"], Float[ndarray, " sizes"]]:
-    """A table of class sizes and τ_sim for each, from the clean set alone: what leaves the least noise at users made of it.
+    """A table of class sizes and τ_sim for each, from the clean set alone: what leaves the fewest wrong labels in a simulation.
 
-    Part of the clean set is held out as a user whose labels are spoilt in known ways, and the rest is its server. There −log r of a class
-    and itself falls with the numbers of samples as b·(1/n_s + 1/n)^γ, which says what to expect of the full clean set and of larger users.
-    τ_sim is exp(−κ·b·(1/n_s + 1/n)^γ), with the κ for which both phases together leave the smallest share of wrong labels, half of the
-    given classes being pure. κ = 0 leaves everything to phase 2.
+    Drawn from a Gaussian a class (`like_classes`), a clean set of the size of the real one meets given classes of n samples, some pure,
+    some mixed. −log τ_sim(n) is what pure ones show on average plus a margin, the one with which phase 1 errs least against phase 2,
+    whose own errors are cross-validated on the real clean set. Where no margin helps, τ_sim is out of reach and phase 2 decides.
     """
     n_s = np.bincount(y_s, minlength=C)
     if n_s.min() < 2:
         raise ValueError(f"tau_sim auto must have at least 2 clean samples of every class, but class {n_s.argmin()} has {n_s.min()}")
-
-    def trials(held_out: Sequence[float], spoilt: Sequence[tuple[str, float]]) -> tuple[ndarray, ...]:
-        runs = [
-            _trial(Z_s, y_s, C, q1, l, share, how, f, rng)
-            for share in held_out
-            for how, f in spoilt
-            for _ in range(REPEATS or max(2, 4000 // len(y_s)))
-        ]
-        return tuple(np.concatenate(parts) for parts in zip(*runs))
-
-    pure, few = trials((1 / 2, 1 / 4), [("swap", 0.0)]), trials((1 / 10,), [("swap", 0.0)])
-    spoilt = trials((1 / 2, 1 / 4), SPOILT)
-    own = np.arange(len(pure[0])) % C, np.arange(len(few[0])) % C
-    x = np.concatenate([pure[0], few[0]])
-    distance = -np.log(np.clip(np.concatenate([t[1][np.arange(len(o)), o] for t, o in zip((pure, few), own)]), 1e-9, 1 - 1e-9))
-    gamma = np.clip(np.polyfit(np.log(x), np.log(distance), 1)[0], 1 / 3, 1)
-    b = np.exp(np.mean(np.log(distance) - gamma * np.log(x)))
-    noise = [sum(_noise_left(*t, kappa * b, gamma) for t in (pure, spoilt)) for kappa in KAPPAS]
-    smooth = np.convolve(np.pad(noise[1:], 4, mode="edge"), np.ones(9) / 9, "valid")
-    best = 1 + int(np.argmin(smooth))
-    kappa = KAPPAS[best] if noise[best] < noise[0] else 0.0
-    global LAST
-    LAST = dict(b=b, gamma=gamma, kappa=kappa, noise=np.array(noise), pure=pure, few=few, spoilt=spoilt)
-    return SIZES, np.exp(-kappa * b * (np.mean(1 / n_s) + 1 / SIZES) ** gamma)
+    if C == 1:
+        return np.ones(1), np.zeros(1)
+    error2 = projection_errors(Z_s, y_s, C, l, rng)
+    largest = round(2 * n_s.mean())
+    sizes = np.unique(np.geomspace(1, largest, SIZES).round().astype(int))
+    true: list[list[ndarray]] = [[] for _ in sizes]
+    r_avg: list[list[ndarray]] = [[] for _ in sizes]
+    for _ in range(SERVERS):
+        drawn = like_classes(Z_s, y_s, C, n_s + largest, 4 * q1, rng)
+        server, users = [Z[:n] for Z, n in zip(drawn, n_s)], [Z[n:] for Z, n in zip(drawn, n_s)]
+        for i, n in enumerate(sizes):
+            counts = _compositions(int(n), C, int(np.clip(TRIALS // n, 50, 400)) // SERVERS, rng)
+            given = [np.concatenate([rng.choice(Z, m, replace=False) for Z, m in zip(users, row)]) for row in counts]
+            true[i].append(counts / n)
+            r_avg[i].append(_mutual_relevance(given, server, q1))
+    gained = [_gains(np.concatenate(r), np.concatenate(t), error2) for r, t in zip(r_avg, true)]
+    expected, gains = (np.stack(parts) for parts in zip(*gained))
+    gains = correlate1d(correlate1d(gains, np.full(5, 1 / 5), axis=1, mode="nearest"), np.array([1, 2, 1]) / 4, axis=0, mode="nearest")
+    tau = np.exp(-expected - MARGINS[gains.argmax(axis=1)])
+    return sizes.astype(float), np.where(gains.max(axis=1) > 0, tau, NEVER)
 
 
-def _noise_left(x, r_avg, wrong, b, gamma):
-    match = unique_match(r_avg, np.exp(-b * x**gamma))
-    return wrong[np.arange(len(x)), match].mean()
+def like_classes(
+    Z: Float[ndarray, "n d"], y: Int[ndarray, " n"], C: int, numbers: Int[ndarray, " {C}"], prior: int, rng: np.random.Generator
+) -> list[Float[ndarray, "_ d"]]:
+    """New samples of every class, so many of each, from a Gaussian with its mean and its covariance.
+
+    The covariance is shrunk towards that of all classes pooled, which counts as much as `prior` samples (Friedman 1989): few samples say
+    little about the directions in which their own class varies.
+    """
+    mean = np.stack([Z[y == c].mean(axis=0, dtype=np.float64) for c in range(C)])
+    around = Z - mean[y]
+
+    def draw(c: int, n: int) -> Float[ndarray, "n d"]:
+        own = around[y == c]
+        share = prior / (prior + len(own))
+        of_class = rng.standard_normal((n, len(own))) @ own * np.sqrt((1 - share) / (len(own) - 1))
+        of_all = rng.standard_normal((n, len(Z))) @ around * np.sqrt(share / (len(Z) - C))
+        z: ndarray = mean[c] + of_class + of_all
+        return z
+
+    return [draw(c, int(n)) for c, n in enumerate(numbers)]
 
 
-def _trial(Z_s, y_s, C, q1, l, share, how, f, rng):
-    """x (C,), r_avg (C, C), wrong (C, C+1): share of wrong labels after relabelling given class c̃ as c, and last column after phase 2."""
-    user = np.zeros(len(y_s), bool)
-    given = y_s.copy()
-    selected = np.zeros(len(y_s), bool)
+def projection_errors(Z: Float[ndarray, "n d"], y: Int[ndarray, " n"], C: int, l: int, rng: np.random.Generator) -> Float[ndarray, " C"]:
+    """How often phase 2 would mistake a sample of each class, by cross-validation."""
+    shuffled = rng.permutation(len(y))
+    place = np.empty(len(y), int)  # of a sample in its class
     for c in range(C):
-        i = rng.permutation(np.flatnonzero(y_s == c))
-        n = min(max(1, round(share * len(i))), len(i) - 1)
-        user[i[:n]] = True
-        selected[i[: round(f * n)]] = True
-    if how == "swap":
-        order = rng.permutation(C)
-        nxt = np.empty(C, int)
-        nxt[order] = np.roll(order, 1)
-        given[selected] = nxt[y_s[selected]]
-    else:
-        given[selected] = rng.permutation(y_s[selected])
-    Z_r, y_r, Z, y, true = Z_s[~user], y_s[~user], Z_s[user], given[user], y_s[user]
-    Q = class_subspaces(Z_r, y_r, C, max(q1, l))
-    V = class_subspaces(Z, y, C, q1)
-    r_avg = (server_relevance(Z_r, y_r, V) + user_relevance(Z, y, Q[:, :, :q1])) / 2
-    sizes = np.bincount(y, minlength=C)
-    confusion = np.zeros((C, C))
-    np.add.at(confusion, (y, true), 1)
-    second = largest_projection(projection_energy(Z, Q[:, :, :l]), y) != true
-    wrong = np.column_stack([sizes[:, None] - confusion, np.bincount(y, second, minlength=C)]) / sizes[:, None]
-    return 1 / np.bincount(y_r, minlength=C) + 1 / sizes, r_avg, wrong
+        of_class = shuffled[y[shuffled] == c]
+        place[of_class] = np.arange(len(of_class))
+    folds = min(5, np.bincount(y, minlength=C).min())
+    wrong = np.empty(len(y), bool)
+    for fold in range(folds):
+        out = place % folds == fold
+        Q = class_subspaces(Z[~out], y[~out], C, l)
+        wrong[out] = projection_energy(Z[out], Q).argmax(axis=1) != y[out]
+    errors: ndarray = np.bincount(y, wrong, minlength=C) / np.bincount(y, minlength=C)
+    return errors
+
+
+def _compositions(n: int, C: int, trials: int, rng: np.random.Generator) -> Int[ndarray, "trials C"]:
+    """How many samples of each true class the simulated given classes have: most of one, the others from one class more or from all."""
+    true = np.zeros((trials, C), int)
+    for i, (c, share) in enumerate(zip(rng.permutation(np.arange(trials) % C), np.resize(SHARES, trials))):
+        foreign = round(share * n)
+        others = np.delete(np.arange(C), c)
+        np.add.at(true[i], rng.choice(others, foreign) if i // len(SHARES) % 2 else np.full(foreign, rng.choice(others)), 1)
+        true[i, c] = n - foreign
+    return true
+
+
+def _mutual_relevance(given: Sequence[Float[ndarray, "_ d"]], clean: Sequence[Float[ndarray, "_ d"]], q1: int) -> Float[ndarray, "given C"]:
+    V, Q = (np.stack([top_eigenpairs(Z, q1)[1] for Z in classes]) for classes in (given, clean))
+    r: ndarray = (np.stack([relevance(Z, V) for Z in clean], axis=1) + np.stack([relevance(Z, Q) for Z in given])) / 2
+    return r
+
+
+def _gains(
+    r_avg: Float[ndarray, "trials C"], true: Float[ndarray, "trials C"], error2: Float[ndarray, " C"]
+) -> tuple[float, Float[ndarray, " margins"]]:
+    """What pure classes show, −log r on average, and for every margin how much less of a class is wrong when phase 1 decides if it can.
+
+    `true` holds shares of true classes.
+    """
+    own = r_avg[np.arange(len(true)), true.argmax(axis=1)][true.max(axis=1) == 1]
+    expected = float(-np.log(np.maximum(own, 1e-9)).mean())
+
+    def gain(margin: float) -> float:
+        match = unique_match(r_avg, np.full(len(true), np.exp(-expected - margin)))
+        saved = true @ error2 - (1 - true[np.arange(len(true)), match])
+        return float(np.where(match >= 0, saved, 0).mean())
+
+    return expected, np.array([gain(float(margin)) for margin in MARGINS])

@@ -79,7 +79,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
         "phi_correction": "raw",
         "clean_per_class": 10,
         "q": 10,
-        "q1": 3,
+        "q1": 10,
         "l": 5,
         "model": "mlp",
         "rounds": 30,

@@ -15,7 +15,7 @@ from fbnll.features import cached, feature_map
 from fbnll.federation import Reference, User, generator
 from fbnll.methods import load_method, settings_of
 from fbnll.noise import NOISES, corrupt
-from fbnll.partition import partition, tasks_of
+from fbnll.partition import Partition, Tasks, partition, tasks_of
 from fbnll.payload import Payload
 
 
@@ -80,26 +80,40 @@ def stages_of(experiment: Experiment, methods: Sequence[str]) -> dict[str, str]:
     return {stage: str(getattr(experiment, f"phi_{stage}")) for stage in sorted(wanted)}
 
 
-def simulated(e: Experiment, stages: Mapping[str, str], seconds: defaultdict[str, float], quiet: bool = True) -> Scenario:
-    """Users of a public dataset: partitioned into tasks, with impurity and label noise."""
-    begun = time.perf_counter()
-    dataset = data.load(e.dataset, e.data_dir)
-    C = len(dataset.classes)
+@dataclass(frozen=True, eq=False)
+class Dealt:
+    """Who has which samples of a dataset, and the labels that each user was given."""
+
+    tasks: Tasks
+    parts: Partition
+    given: Sequence[np.ndarray]
+    noise_example: Payload
+
+
+def deal(e: Experiment, y: np.ndarray, C: int) -> Dealt:
+    """The samples dealt to users and server, and the users' labels spoilt: a function of labels, settings and seed alone."""
     tasks = tasks_of(e.dataset, e.tasks, C)
-    y = dataset.y_train
-    parts = partition(
-        y, tasks, e.users, impurity=e.impurity, clean_per_class=asdict(e)["clean_per_class"], rng=generator(e.seed, "experiment:partition")
-    )
-    noises = e.noise.split(",")
-    true = [y[rows] for rows in parts.users]
+    rng = generator(e.seed, "experiment:partition")
+    parts = partition(y, tasks, e.users, impurity=e.impurity, clean_per_class=asdict(e)["clean_per_class"], rng=rng)
 
     def given(k: int, noise: str) -> np.ndarray:
         task = tasks[int(parts.tau[k])]
         others = [c for T in tasks if T is not task for c in T]
         rng = generator(e.seed, "experiment:noise", k)
-        return corrupt(true[k], noise, task=task, others=others, C=C, rng=rng, alpha=e.alpha, rho=e.rho, beta=e.beta, coin=e.coin)
+        true = y[parts.users[k]]
+        return corrupt(true, noise, task=task, others=others, C=C, rng=rng, alpha=e.alpha, rho=e.rho, beta=e.beta, coin=e.coin)
 
+    noises = e.noise.split(",")
     labels = [given(k, noises[k % len(noises)]) for k in range(e.users)]
+    return Dealt(tasks, parts, labels, _noise_example(y[parts.users[0]], {noise: partial(given, 0, noise) for noise in NOISES}, C))
+
+
+def simulated(e: Experiment, stages: Mapping[str, str], seconds: defaultdict[str, float], quiet: bool = True) -> Scenario:
+    """Users of a public dataset: partitioned into tasks, with impurity and label noise."""
+    begun = time.perf_counter()
+    dataset = data.load(e.dataset, e.data_dir, quiet)
+    dealt = deal(e, dataset.y_train, len(dataset.classes))
+    parts = dealt.parts
     seconds["data"] += time.perf_counter() - begun
     maps = {stage: feature_map(name, device=e.device) for stage, name in stages.items()}
     begun = time.perf_counter()
@@ -107,18 +121,18 @@ def simulated(e: Experiment, stages: Mapping[str, str], seconds: defaultdict[str
     X_train = dataset.X_train if e.inputs == "data" else Z[e.inputs]
     X_test = dataset.X_test if e.inputs == "data" else cached(maps[e.inputs], dataset.X_test, progress=not quiet)
     seconds["features"] += time.perf_counter() - begun
-    correction = Z.get("correction", np.empty((len(y), 0), np.float32))
+    correction = Z.get("correction", np.empty((len(dataset.y_train), 0), np.float32))
     return Scenario(
         X=[X_train[rows] for rows in parts.users],
-        given=labels,
-        true=true,
+        given=dealt.given,
+        true=[dataset.y_train[rows] for rows in parts.users],
         features={stage: [values[rows] for rows in parts.users] for stage, values in Z.items()},
         fingerprints={stage: phi.fingerprint for stage, phi in maps.items()},
-        reference=Reference(X_train[parts.clean], y[parts.clean], correction[parts.clean]),
-        truth=Truth(tasks, parts.tau, X_test, dataset.y_test),
+        reference=Reference(X_train[parts.clean], dataset.y_train[parts.clean], correction[parts.clean]),
+        truth=Truth(dealt.tasks, parts.tau, X_test, dataset.y_test),
         classes=dataset.classes,
-        M=len(tasks),
-        noise_example=_noise_example(true[0], {noise: partial(given, 0, noise) for noise in NOISES}, C),
+        M=len(dealt.tasks),
+        noise_example=dealt.noise_example,
     )
 
 

@@ -57,14 +57,20 @@ def relevance(Z: Float[ndarray, "n d"], W: Float[ndarray, "*users d q"], eps: fl
 
     A pair is compared on the columns that both have; where there is none, r is 0.
     """
+    r: ndarray = relevance_by_rank(Z, W, eps)[..., -1]
+    return r
+
+
+def relevance_by_rank(Z: Float[ndarray, "n d"], W: Float[ndarray, "*users d q"], eps: float | int = 0) -> Float[ndarray, "*users q"]:
+    """The relevance on the first 1, 2, …, q columns of W, each what `relevance` would give on so many."""
     Z = np.asarray(Z, np.float64)
     gram = _smaller_gram(Z)
     lam, _ = _eigenpairs(Z, gram, W.shape[-1], eps)
     both = (lam > 0) & W.any(axis=-2)
     s = np.where(both, alignment(lam, _responses(Z, gram, W)), 1.0)  # eqs. 3, 4
     log_s = np.log(s, out=np.full_like(s, -np.inf), where=s > 0)  # a product of small ratios would underflow
-    rank = both.sum(axis=-1)
-    return np.where(rank > 0, np.exp(log_s.sum(axis=-1) / np.maximum(rank, 1)), 0.0)  # eq. 5
+    rank = both.cumsum(axis=-1)
+    return np.where(rank > 0, np.exp(log_s.cumsum(axis=-1) / np.maximum(rank, 1)), 0.0)  # eq. 5
 
 
 def similarity_matrix(features: Sequence[Float[ndarray, "_ d"]], q: int, eps: float | int = 0) -> Float[ndarray, "K K"]:

@@ -176,7 +176,7 @@ def work(descriptor: int) -> None:
         ask = Ask(**message["ask"])
         try:
             reply, changes = perform(users[ask.user], ask, message["state"])
-            answer = {"reply": reply, "changes": changes}
+            answer: Payload = {"reply": reply, "changes": changes}
         except Exception as error:
             answer = {"failure": described_failure(error)}
         connection.send_bytes(pack(answer))
