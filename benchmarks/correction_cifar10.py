@@ -19,6 +19,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from fbnll.correction import auto_thresholds, largest_projection, procedure2, server_relevance, unique_match
 from fbnll.data import load, progress
@@ -143,6 +144,7 @@ def main() -> None:
 
 def _prepare(data_dir: str | None) -> None:
     global _cifar10
+    threadpool_limits(1)  # a worker per core
     cifar10 = load("cifar10", data_dir, quiet=True)
     _cifar10 = cached(feature_map("efficientnet_lite0"), cifar10.X_train, progress=False), cifar10.y_train
 

@@ -76,6 +76,7 @@ def a_run(K: int = 20, classes: list[str] = DIGITS, M: int = 2, rounds: int = 12
     asks = {"up": 51_840, "down": 2_140, "asks": K}
     result = {
         "method": "fb_nll",
+        "label": "FB-NLL",
         "dataset": "digits",
         "seed": 0,
         "users": K,
@@ -370,12 +371,11 @@ def test_a_full_disk_leaves_the_old_page_as_it_was(tmp_path: Path, monkeypatch: 
     page = write_report(lay_down(tmp_path, a_run()))
     before, files = page.read_text(), set(tmp_path.rglob("*"))
 
-    def half(file: Path, text: str, **options: Any) -> int:
-        file.write_bytes(text[:100].encode())
+    def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
     lay_down(tmp_path, a_run(K=6))
-    monkeypatch.setattr(Path, "write_text", half)
+    monkeypatch.setattr("fbnll.folder.os.fsync", full)
     with pytest.raises(OSError, match="No space left"):
         write_report(tmp_path)
     assert page.read_text() == before
@@ -393,7 +393,7 @@ def test_the_terminal_tells_the_same_in_a_few_lines() -> None:
     assert "clusters   2, 10 users each; 100% of users are in that of their true task" in said
     assert f"{labels['repaired']} of {labels['wrong_before']} wrong ones repaired" in said
     assert "  Alone" not in said
-    assert all(f"  {row['label']:<18}{row['mean']:8.1%}{row['per_task'][0]:8.1%}" in said for row in rows if row["mean"])
+    assert all(f"  {row['label']:<24}{row['mean']:8.1%}{row['per_task'][0]:8.1%}" in said for row in rows if row["mean"])
     assert "method fb_nll, seed 0, 17.7 seconds\nlabels     20.0% wrong, none changed" in said_of(untouched())
     assert said_of(of_own_users()).endswith("clusters   2, 2 users each\n           users without a cluster: 2")
 

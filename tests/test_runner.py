@@ -247,8 +247,8 @@ def test_a_method_that_corrects_asks_for_a_clean_set_and_the_oracle_for_the_trut
 def test_writing_is_all_or_nothing(tmp_path):
     target = tmp_path / "file"
     write_atomically(target, "old")
-    with pytest.raises(AttributeError):
-        write_atomically(target, None)
+    with pytest.raises(UnicodeEncodeError):
+        write_atomically(target, "new\ud800")
     assert target.read_text() == "old"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from fbnll.models import initial_weights
-from fbnll.training import local_sgd, minibatches, predict, resolve_device, to_tensor
+from fbnll.models import initial_weights, resolve_device
+from fbnll.training import local_sgd, minibatches, predict, to_tensor
 
 SOFTMAX = {"model": "softmax", "C": 3}
 RESNET = {"model": "resnet10", "C": 3, "stem": "imagenet"}  # one value a channel and sample at the end, where batch-norm needs two samples

@@ -4,6 +4,7 @@ import argparse
 import errno
 import json
 import logging
+import shlex
 import sys
 import types
 import typing
@@ -22,6 +23,7 @@ EXAMPLES = """examples:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 done, 1 the run failed, 2 bad input (one sentence on stderr), 130 interrupted."""
     args = _parser().parse_args(arguments)
+    args.typed = shlex.join(["fbnll", *(sys.argv[1:] if arguments is None else arguments)])
     logging.basicConfig(level=logging.ERROR if args.quiet else logging.WARNING, format="%(name)s: %(message)s")
     try:
         args.command(args)
@@ -129,7 +131,7 @@ def _run(args: argparse.Namespace) -> None:
     if args.resume and not args.out:
         raise ValueError("--resume must come with --out, the run folder to go on from, but there is none")
     compare = [name.strip() for name in args.compare.split(",") if name.strip()]
-    result = run(e, out=args.out, resume=args.resume, compare=compare, quiet=args.quiet)
+    result = run(e, out=args.out, resume=args.resume, compare=compare, command=args.typed, quiet=args.quiet)
     if not args.quiet:
         from fbnll.summary import told
 
@@ -141,7 +143,7 @@ def _demo(args: argparse.Namespace) -> None:
     from fbnll.runner import run
 
     out = Path(args.out) if args.out else _free(Path("runs/demo"))
-    result = run(Experiment(), out=out, compare=["fb_nll_minus", "fedavg", "clean"], quiet=args.quiet)
+    result = run(Experiment(), out=out, compare=["fb_nll_minus", "fedavg", "clean"], command=args.typed, quiet=args.quiet)
     if not args.quiet:
         from fbnll.summary import told
 

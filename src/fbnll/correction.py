@@ -22,7 +22,7 @@ Thresholds = float | tuple[Float[ndarray, " sizes"], Float[ndarray, " sizes"]]
 SIZES = 9  # of simulated given classes, from 1 sample to twice the clean samples of a class; beyond that r hardly changes
 SHARES = (0, 0.15, 0, 0.3, 0, 0.5, 0, 0.8)  # of other classes in a simulated given class: half of them are pure
 MARGINS = np.linspace(0, 1, 101)  # of −log τ_sim over what a pure class shows
-TRIALS = 10_000  # simulated samples of each size, in 48 to 400 given classes
+TRIALS = 20_000  # simulated samples of each size at most, in 50 to 400 given classes
 SERVERS = 5  # simulated clean sets
 NEVER = 1.01  # a threshold that no relevance reaches
 
@@ -109,7 +109,7 @@ def auto_thresholds(
         drawn = like_classes(Z_s, y_s, C, n_s + largest, 4 * q1, rng)
         server, users = [Z[:n] for Z, n in zip(drawn, n_s)], [Z[n:] for Z, n in zip(drawn, n_s)]
         for i, n in enumerate(sizes):
-            counts = _compositions(int(n), C, int(np.clip(TRIALS // n, 50, 400)) // SERVERS, rng)
+            counts = _compositions(int(n), C, int(np.clip(TRIALS // max(n, n_s.mean()), 50, 400)) // SERVERS, rng)
             given = [np.concatenate([rng.choice(Z, m, replace=False) for Z, m in zip(users, row)]) for row in counts]
             true[i].append(counts / n)
             r_avg[i].append(_mutual_relevance(given, server, q1))

@@ -50,6 +50,15 @@ def own_model(user: Desk, message: Payload, rng: np.random.Generator) -> Payload
     return {"w": user.state["w"]}
 
 
+@on_user(reply={"given_now": "i8 C C", "decisions": "i8 C"})
+def changed_labels(user: Desk, message: Payload, rng: np.random.Generator) -> Payload:
+    """Counts of samples by given and present label, and the phase that decided on each given class: what is known without the truth."""
+    kept = np.where(user.labels == user.given, 0, 3)
+    phase = user.state.get("phase", np.zeros_like(user.given))
+    outcomes = _counts((phase, user.given, kept), (3, user.C, len(OUTCOMES)))
+    return {"given_now": _counts((user.given, user.labels), (user.C, user.C)), "decisions": _decisions(outcomes)}
+
+
 @on_user(reply={"true_given": "i8 C C", "true_now": "i8 C C", "given_now": "i8 C C", "outcomes": "i8 3 C 5", "decisions": "i8 C"})
 def label_counts(user: Desk, message: Payload, rng: np.random.Generator) -> Payload:
     """Counts of samples by true, given and present label; outcomes by phase (0: none), given class and the OUTCOMES."""
@@ -134,7 +143,7 @@ def label_noise(fed: Federation) -> tuple[Payload, Payload]:
     """Label noise before and after, summed up and per user; and the counts behind it for figures."""
     replies = fed.ask_all(label_counts)
     per_user = [_user_noise(k, reply) for k, reply in sorted(replies.items())]
-    total = {name: sum((reply[name] for reply in replies.values()), 0) for name in ("true_given", "true_now", "given_now", "outcomes")}
+    total = _total(replies, ("true_given", "true_now", "given_now", "outcomes"))
     if not per_user or not any(user["n"] for user in per_user):
         return {}, {}
     counted = [user for user in per_user if user["n"]]
@@ -147,6 +156,19 @@ def label_noise(fed: Federation) -> tuple[Payload, Payload]:
         "per_user": per_user,
     }
     return summary, {"flow": _flow(total), "phases": _phases(total["outcomes"], [reply["decisions"] for reply in replies.values()])}
+
+
+def label_changes(fed: Federation) -> Payload:
+    """What a correction did to labels whose truth nobody knows: counts for figures."""
+    replies = fed.ask_all(changed_labels)
+    decisions = [reply["decisions"] for reply in replies.values()]
+    if not any(np.isin(chosen, (1, 2, 3)).any() for chosen in decisions):
+        return {}
+    return {"flow": {"given_corrected": _total(replies, ("given_now",))["given_now"].tolist()}, "phases": _per_class(decisions)}
+
+
+def _total(replies: dict[int, Payload], names: Sequence[str]) -> Payload:
+    return {name: sum((reply[name] for reply in replies.values()), 0) for name in names}
 
 
 def _user_noise(k: int, reply: Payload) -> Payload:
@@ -169,12 +191,15 @@ def _flow(total: Payload) -> Payload:
 def _phases(outcomes: Int64[np.ndarray, "3 C 5"], decisions: Sequence[np.ndarray]) -> Payload | None:
     if not outcomes[1:].any():
         return None  # nothing was decided: the method does not correct
-    chosen = np.stack(decisions)
 
     def per_phase(outcome: str) -> dict[str, Any]:
         return {f"phase{phase}": int(outcomes[phase, :, OUTCOMES.index(outcome)].sum()) for phase in (1, 2)}
 
-    per_class = [
-        {"class": c, **{name: int((chosen[:, c] == code).sum()) for code, name in enumerate(DECISIONS[:4])}} for c in range(chosen.shape[1])
-    ]
-    return {"per_class": per_class, **{outcome: per_phase(outcome) for outcome in OUTCOMES[1:]}}
+    return {**_per_class(decisions), **{outcome: per_phase(outcome) for outcome in OUTCOMES[1:]}}
+
+
+def _per_class(decisions: Sequence[np.ndarray]) -> Payload:
+    """How many users had a given class decided in each way."""
+    chosen = np.stack(decisions)
+    ways = list(enumerate(DECISIONS[:4]))
+    return {"per_class": [{"class": c, **{name: int((column == code).sum()) for code, name in ways}} for c, column in enumerate(chosen.T)]}

@@ -18,7 +18,10 @@ def option(default: Any, text: str) -> Any:
 class Experiment:
     """What is run. None stands for the default of the dataset, as `complete` fills it in."""
 
-    dataset: str = option("digits", "digits (inside the package), cifar10, cifar100, cifar100_coarse, svhn, fashion_mnist, or a .npz file")
+    dataset: str = option(
+        "digits",
+        "digits (inside the package), cifar10, cifar100, cifar100_coarse, svhn, fashion_mnist, a .npz file or a folder with Parquet",
+    )
     data_dir: str | None = option(None, "folder with the dataset, as Parquet or as its official archive")
     method: str = option("fb_nll", f"one of {', '.join(METHODS)}")
     tasks: int | tuple[tuple[int, ...], ...] = option(2, "how many tasks (the paper's splits), or the split itself: 0,1,8,9/2,3,4,5,6,7")
@@ -31,7 +34,9 @@ class Experiment:
     beta: float = option(0.2, "smallest share of noise of such a user")
     coin: bool = option(False, "select noisy samples by a coin each, not an exact number")
     phi_clustering: str | None = option(
-        None, "features for clustering: hog, hog_grey, raw, resnet18, efficientnet_lite0[@pixels] or a .npy"
+        None,
+        "features for clustering: hog, hog_grey, raw, efficientnet_lite0[@pixels], resnet18[@pixels][:weights.pth], "
+        "or a .npy with a row a sample",
     )
     phi_correction: str | None = option(None, "features for correction, likewise")
     q: int | None = option(None, "eigenvectors that a user shares for clustering, at most")

@@ -307,7 +307,7 @@ def _pooled(
     import torch
     from torch.nn.functional import interpolate
 
-    from fbnll.training import resolve_device
+    from fbnll.models import resolve_device
 
     device = resolve_device(device)
     net.to(device, memory_format=torch.channels_last)  # type: ignore[call-overload]

@@ -1,4 +1,4 @@
-"""A run folder: config.json, history.jsonl, the last round's checkpoint, result.json, figures, models, and the page."""
+"""A run folder: config.json, history.jsonl, the last round's checkpoint, result.json, models and the data of figures."""
 
 import json
 import os
@@ -67,7 +67,7 @@ class RunFolder:
                 raise ValueError(f"a run must be resumed with its own settings, but {came}")
         self.resumed = existing is not None
 
-    def begin(self, command: str, device: str, extra: Payload) -> None:
+    def begin(self, command: str | None, device: str, extra: Payload) -> None:
         """Writes the configuration, with seed, device and versions; the folder is made only now, when a run has something to put there."""
         if self.resumed:
             return
@@ -96,7 +96,7 @@ class RunFolder:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def finish(self, summary: Payload, figures: Payload, models: Mapping[str, Mapping[str, np.ndarray]]) -> None:
-        """Models, figures' data, result and page; result.json comes last but the page, so that it tells a finished run."""
+        """Models, data of the figures, and last the result, which tells a finished run."""
         if models:
             from safetensors.numpy import save
 
@@ -106,9 +106,6 @@ class RunFolder:
                 )
         write_atomically(self.path / "figures.json", to_json(figures, indent=None))
         write_atomically(self.path / "result.json", to_json(summary))
-        from fbnll.report import write_report
-
-        write_report(self.path)
 
     def _read(self, name: str) -> Payload | None:
         path = self.path / name

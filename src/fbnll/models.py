@@ -145,3 +145,12 @@ def set_weights(net: nn.Module, w: Weights) -> None:
 def count(net: nn.Module) -> int:
     """How many numbers are trained."""
     return sum(p.numel() for p in net.parameters())
+
+
+def resolve_device(name: str) -> str:
+    """Where to compute: "auto" is the first of cuda, mps and cpu that this machine has."""
+    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
+    here = [device for device, there in available.items() if there]
+    if name not in ("auto", *here):
+        raise ValueError(f"device must be auto or one that this machine has ({', '.join(here)}), but it is {name}")
+    return here[0] if name == "auto" else name

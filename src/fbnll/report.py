@@ -1,7 +1,6 @@
 """The page of a run: its figures and numbers in one HTML file, drawn from what lies in the run folder and nothing else."""
 
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
 from importlib.resources import files
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from fbnll import figures
+from fbnll.folder import write_atomically
 from fbnll.svg import Figure, Markup, Number, join, percent, several, size, standalone, tag
 
 Json = dict[str, Any]
@@ -41,10 +41,10 @@ def write_report(folder: Path) -> Path:
     """Draws a run folder's `report.html` and `figures/*.svg`; each file appears whole or not at all."""
     run, css = read_run(folder), files("fbnll").joinpath("report.css").read_text(encoding="utf-8")
     sections = [section for part in SECTIONS if (section := part(run))]
-    (folder / "figures").mkdir(exist_ok=True)
     for figure in (part for section in sections for part in section.parts if isinstance(part, Figure)):
-        write_whole(folder / "figures" / f"{figure.name}.svg", standalone(figure, css))
-    return write_whole(folder / "report.html", page(run, sections, css))
+        write_atomically(folder / "figures" / f"{figure.name}.svg", standalone(figure, css))
+    write_atomically(folder / "report.html", page(run, sections, css))
+    return folder / "report.html"
 
 
 def read_run(folder: Path) -> Run:
@@ -68,16 +68,6 @@ def parse(text: str, file: Path) -> Json:
     if not isinstance(value, dict):
         raise ValueError(f"{file} must hold JSON objects, but it holds {text[:40]}")
     return value
-
-
-def write_whole(file: Path, text: str) -> Path:
-    """The file with this text; it takes the place of an older one at once."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        unfinished.write_text(text, encoding="utf-8")
-        return unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 # Values of the result, with the key under which it holds them
@@ -162,10 +152,9 @@ def corrected(run: Run) -> bool:
 
 
 def title_of(run: Run) -> str:
-    """The method, as the comparison calls it if there is one, and the dataset."""
-    method, dataset = run.result.get("method"), run.result.get("dataset")
-    names = {row["method"]: row["label"] for row in run.result.get("comparison") or []}
-    return f"{names.get(method, method)} on {'users’ own data' if dataset in (None, 'users') else dataset}"
+    """The method and the dataset."""
+    label, dataset = run.result.get("label") or run.result.get("method"), run.result.get("dataset")
+    return f"{label} on {'users’ own data' if dataset in (None, 'users') else dataset}"
 
 
 def headline(run: Run) -> Markup:
@@ -302,10 +291,9 @@ def phases(run: Run) -> Section | None:
     decided = run.figures.get("phases")
     if not decided:
         return None
-    parts = [
-        figures.phase_per_class(decided["per_class"], classes_of(run)),
-        figures.repaired_and_broken(decided["repaired"], decided["broken"]),
-    ]
+    parts = [figures.phase_per_class(decided["per_class"], classes_of(run))]
+    if "repaired" in decided:
+        parts.append(figures.repaired_and_broken(decided["repaired"], decided["broken"]))
     intro = "Phase 1 looks at all samples of a user with one given label: if their spectrum resembles that of exactly one clean class, "
     intro += "they all get its label. Where it does not, phase 2 decides sample by sample."
     return Section("Which phase decided", join(intro), parts)

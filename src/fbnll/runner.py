@@ -1,7 +1,5 @@
 """A run: an Experiment and its users through a method; evaluation, history, checkpoints and progress are here, outside of methods."""
 
-import shlex
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,14 +13,14 @@ import numpy as np
 from fbnll import evaluation
 from fbnll.clustering import merge_tree
 from fbnll.experiment import Experiment
+from fbnll.features import FeatureMap, feature_map
 from fbnll.federation import Federation, Round, Transport, User, checkpoint, federation, resume
 from fbnll.folder import RunFolder
-from fbnll.methods import load_method, settings_of
+from fbnll.methods import LABELS, load_method, settings_of
 from fbnll.payload import Payload
-from fbnll.scenario import Samples, Scenario, from_samples, simulated, stages_of
+from fbnll.scenario import Phi, Samples, Scenario, from_samples, simulated, stages_of
 from fbnll.transports import InProcess, Loopback, Processes
 
-LABELS = {"fb_nll": "FB-NLL", "fb_nll_minus": "FB-NLL(-)", "fedavg": "one global model", "oracle": "true tasks", "clean": "clean labels"}
 SGD = ("model", "stem", "epochs", "lr", "momentum", "weight_decay", "batch", "channels_last", "bf16")
 
 
@@ -43,45 +41,62 @@ def run(
     *,
     users: Sequence[Samples] | None = None,
     reference: Samples | None = None,
+    phi: Mapping[str, Phi] | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     compare: Sequence[str] = (),
+    command: str | None = None,
     quiet: bool = True,
 ) -> Result:
     """Runs an experiment on its dataset, or on `users` [(X, y), …] with a clean set `reference` (X, y) where the method needs one.
 
-    With `out`, everything is written into that folder, and `resume` continues what is there; `compare` names methods to run beside it.
+    `phi` gives Φ of the stages "clustering" and "correction" as functions of samples, where the names that an Experiment takes do not
+    suffice. With `out`, everything is written into that folder, and `resume` continues what is there; `compare` names methods to run
+    beside it, and `command` is what to type to run it again.
     """
     e = experiment or Experiment()
+    maps = _feature_maps(phi or {}, e.device)
+    for stage, own in maps.items():
+        e = replace(e, phi_clustering=own.name) if stage == "clustering" else replace(e, phi_correction=own.name)
     e = (e if users is None else replace(e, dataset="users", users=len(users))).complete()
     folder = RunFolder(Path(out), asdict(e), resume) if out is not None else None
     seconds: defaultdict[str, float] = defaultdict(float)
     methods = [e.method, *compare]
-    stages = stages_of(e, methods)
-    scenario = simulated(e, stages, seconds, quiet) if users is None else from_samples(e, users, reference, stages)
+    stages = stages_of(e, methods, maps)
+    scenario = simulated(e, stages, seconds, quiet) if users is None else from_samples(e, users, reference, stages, quiet)
     scenario.check(e, methods)
+    main = _Run(e, scenario, seconds, folder, quiet)
     if folder:
-        folder.begin(" ".join(["fbnll", *map(shlex.quote, sys.argv[1:])]), _device(e), {"compare": list(compare)})
-    result = _Run(e, scenario, seconds, folder, quiet).result()
+        folder.begin(command, _device(e), {"compare": list(compare)})
+    result = main.result()
     if compare:
         others = [_Run(replace(e, method=name), scenario, defaultdict(float), None, quiet).result() for name in compare]
         result.summary["comparison"] = [_row(result.summary), *[_row(other.summary) for other in others]]
     if folder:
         folder.finish(result.summary, result.figures, {f"cluster_{m}": w for m, w in enumerate(result.models) if w})
+        from fbnll.report import write_report
+
+        write_report(folder.path)
     return result
+
+
+def _feature_maps(phi: Mapping[str, Phi], device: str) -> dict[str, FeatureMap]:
+    if unknown := sorted(set(phi) - {"clustering", "correction"}):
+        raise ValueError(f"phi must be for the stages clustering and correction, but it is for {unknown[0]!r}")
+    return {stage: feature_map(own, device=device) for stage, own in phi.items()}
 
 
 def _row(summary: Payload) -> Payload:
     accuracy, labels = summary["accuracy"], summary["labels"]
     means = {"mean": accuracy["mean"], "std": accuracy["std"], "per_task": [task["mean"] for task in accuracy["per_task"]]}
     noise = labels["noise_after"] if labels else None
-    return {"method": summary["method"], "label": LABELS.get(summary["method"], summary["method"]), **means, "noise_after": noise}
+    return {"method": summary["method"], "label": summary["label"], **means, "noise_after": noise}
 
 
 def _device(e: Experiment) -> str:
     if not e.rounds:
         return "cpu"
-    from fbnll.training import resolve_device
+    from fbnll.models import resolve_device
 
     return resolve_device(e.device)
 
@@ -188,7 +203,7 @@ class _Run:
     def _summary(self, fed: Federation, last: Round) -> tuple[Payload, Payload]:
         e, scenario, truth = self.e, self.scenario, self.scenario.truth
         nothing: Payload = {"mean": None, "std": None, "users_scored": 0, "per_task": [], "per_user": []}
-        labels, details = evaluation.label_noise(fed) if truth else ({}, {})
+        labels, details = evaluation.label_noise(fed) if truth else ({}, evaluation.label_changes(fed))
         agreement = evaluation.clustering_agreement(last.clusters, truth.tau) if truth and "M" in settings_of(load_method(e.method)) else {}
         stages = {
             **self.seconds,
@@ -197,6 +212,7 @@ class _Run:
         }
         summary = {
             "method": e.method,
+            "label": LABELS.get(e.method, e.method),
             "dataset": e.dataset,
             "seed": e.seed,
             "users": len(scenario.X),

@@ -4,19 +4,20 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
 
 import numpy as np
 
 from fbnll import data
 from fbnll.evaluation import Truth
 from fbnll.experiment import Experiment
-from fbnll.features import cached, feature_map
+from fbnll.features import FeatureMap, cached, feature_map
 from fbnll.federation import Reference, User, generator
 from fbnll.methods import load_method, settings_of
 from fbnll.noise import NOISES, corrupt
 from fbnll.partition import Partition, Tasks, partition, tasks_of
 from fbnll.payload import Payload
+
+Phi = str | FeatureMap | Callable[[np.ndarray], np.ndarray]
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,12 +73,12 @@ def _check_clean_set(method: str, reference: Reference | None, C: int) -> None:
         raise ValueError(f"the clean set must have samples of every class, but it has none of {missing}")
 
 
-def stages_of(experiment: Experiment, methods: Sequence[str]) -> dict[str, str]:
-    """The stages whose Φ the methods need, and its name."""
+def stages_of(experiment: Experiment, methods: Sequence[str], phi: Mapping[str, Phi] | None = None) -> dict[str, Phi]:
+    """The stages whose Φ the methods need, and their Φ: from `phi`, or named by the experiment."""
     needed = {"clustering": "q", "correction": "tau_sim"}
     wanted = {stage for stage, setting in needed.items() if any(setting in settings_of(load_method(name)) for name in methods)}
     wanted |= {experiment.inputs} - {"data"}
-    return {stage: str(getattr(experiment, f"phi_{stage}")) for stage in sorted(wanted)}
+    return {stage: (phi or {}).get(stage, str(getattr(experiment, f"phi_{stage}"))) for stage in sorted(wanted)}
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,17 +106,17 @@ def deal(e: Experiment, y: np.ndarray, C: int) -> Dealt:
 
     noises = e.noise.split(",")
     labels = [given(k, noises[k % len(noises)]) for k in range(e.users)]
-    return Dealt(tasks, parts, labels, _noise_example(y[parts.users[0]], {noise: partial(given, 0, noise) for noise in NOISES}, C))
+    return Dealt(tasks, parts, labels, _noise_example([y[rows] for rows in parts.users], given, C))
 
 
-def simulated(e: Experiment, stages: Mapping[str, str], seconds: defaultdict[str, float], quiet: bool = True) -> Scenario:
+def simulated(e: Experiment, stages: Mapping[str, Phi], seconds: defaultdict[str, float], quiet: bool = True) -> Scenario:
     """Users of a public dataset: partitioned into tasks, with impurity and label noise."""
     begun = time.perf_counter()
     dataset = data.load(e.dataset, e.data_dir, quiet)
     dealt = deal(e, dataset.y_train, len(dataset.classes))
     parts = dealt.parts
     seconds["data"] += time.perf_counter() - begun
-    maps = {stage: feature_map(name, device=e.device) for stage, name in stages.items()}
+    maps = {stage: feature_map(phi, device=e.device) for stage, phi in stages.items()}
     begun = time.perf_counter()
     Z = {stage: cached(phi, dataset.X_train, progress=not quiet) for stage, phi in maps.items()}
     X_train = dataset.X_train if e.inputs == "data" else Z[e.inputs]
@@ -136,27 +137,29 @@ def simulated(e: Experiment, stages: Mapping[str, str], seconds: defaultdict[str
     )
 
 
-def _noise_example(true: np.ndarray, models: Mapping[str, Callable[[], np.ndarray]], C: int) -> Payload:
-    """What each noise model would make of one user's labels: counts of true and given classes."""
+def _noise_example(true: Sequence[np.ndarray], given: Callable[[int, str], np.ndarray], C: int) -> Payload:
+    """What each noise model would make of the labels of one user: counts of true and given classes.
 
-    def counts(given: np.ndarray) -> list[list[int]]:
-        table = np.zeros((C, C), int)
-        np.add.at(table, (true, given), 1)
-        return table.tolist()
-
+    It is the first user that uniform noise does not spare.
+    """
+    k = next((k for k, labels in enumerate(true) if (given(k, "uniform") != labels).any()), 0)
     tables = {}
-    for noise, given in models.items():
+    for noise in ("none", *NOISES[:-1]):
         try:
-            tables["clean" if noise == "none" else noise] = counts(given())
+            table = np.zeros((C, C), int)
+            np.add.at(table, (true[k], given(k, noise)), 1)
+            tables["clean" if noise == "none" else noise] = table.tolist()
         except ValueError:
             continue  # a model that this user cannot have, such as a target in other tasks where there is one task
-    return {"user": 0, "models": dict(sorted(tables.items(), key=lambda item: item[0] != "clean"))}
+    return {"user": k, "models": tables}
 
 
 Samples = tuple[np.ndarray, np.ndarray]
 
 
-def from_samples(e: Experiment, users: Sequence[Samples], reference: Samples | None, stages: Mapping[str, str]) -> Scenario:
+def from_samples(
+    e: Experiment, users: Sequence[Samples], reference: Samples | None, stages: Mapping[str, Phi], quiet: bool = True
+) -> Scenario:
     """Users that somebody has: inputs and given labels of each, and the clean set if the method needs one. The truth is unknown."""
     named = [(f"user {k}", X, y) for k, (X, y) in enumerate(users)] + ([("the clean set", *reference)] if reference else [])
     checked = [_checked_samples(*samples) for samples in named]
@@ -166,19 +169,22 @@ def from_samples(e: Experiment, users: Sequence[Samples], reference: Samples | N
     shapes = {X.shape[1:] for X, _ in checked if len(X)}
     if len(shapes) > 1:
         raise ValueError(f"samples of all users must have one shape, but they have {sorted(shapes)}")
-    checked = [(X if len(X) else np.empty((0, *next(iter(shapes))), X.dtype), y) for X, y in checked]
-    maps = {stage: feature_map(name, device=e.device) for stage, name in stages.items()}
-    Z = {stage: [phi(X) if len(X) else None for X, _ in checked] for stage, phi in maps.items()}
-    width = {stage: next(part.shape[1] for part in parts if part is not None) for stage, parts in Z.items()}
-    full = {s: [np.empty((0, width[s]), np.float32) if part is None else part for part in parts] for s, parts in Z.items()}
-    inputs = [X for X, _ in checked] if e.inputs == "data" else full[e.inputs]
-    correction = full.get("correction", [np.empty((len(X), 0), np.float32) for X, _ in checked])
+    kinds = {X.dtype for X, _ in checked if len(X)}
+    if len(kinds) > 1:
+        raise ValueError(f"samples of all users must be of one type, but they are {' and '.join(sorted(map(str, kinds)))}")
+    (shape,), (kind,) = shapes, kinds
+    X = [X if len(X) else np.empty((0, *shape), kind) for X, _ in checked]
+    maps = {stage: feature_map(phi, device=e.device) for stage, phi in stages.items()}
+    ends = np.cumsum([len(part) for part in X])[:-1]
+    Z = {stage: np.split(cached(phi, np.concatenate(X), progress=not quiet), ends) for stage, phi in maps.items()}
+    inputs = X if e.inputs == "data" else Z[e.inputs]
+    correction = Z.get("correction", [np.empty((len(part), 0), np.float32) for part in X])
     K = len(users)
     return Scenario(
         X=inputs[:K],
         given=[y for _, y in checked[:K]],
         true=None,
-        features={stage: parts[:K] for stage, parts in full.items()},
+        features={stage: parts[:K] for stage, parts in Z.items()},
         fingerprints={stage: phi.fingerprint for stage, phi in maps.items()},
         reference=Reference(inputs[K], checked[K][1], correction[K]) if reference else None,
         truth=None,

@@ -39,13 +39,13 @@ def _labels(labels: Payload | None) -> list[str]:
 
 def _accuracy(s: Payload) -> list[str]:
     """A row for every method, a column for every task while they are few."""
-    own = {"label": s["method"], **s["accuracy"], "per_task": [task["mean"] for task in s["accuracy"]["per_task"]]}
+    own = {"label": s["label"], **s["accuracy"], "per_task": [task["mean"] for task in s["accuracy"]["per_task"]]}
     rows = [row for row in s.get("comparison") or [own] if row["mean"] is not None]
     if not rows:
         return []
     tasks = len(s["tasks"]) if len(s["tasks"]) <= 6 else 0
-    lines = [f"accuracy               mean{''.join(f'  task {t}' for t in range(tasks))}   on test samples of each user's own task"]
+    lines = [f"accuracy                     mean{''.join(f'  task {t}' for t in range(tasks))}   on test samples of each user's own task"]
     for row in rows:
         means = [row["mean"], *row["per_task"][:tasks]]
-        lines.append(f"  {row['label']:<18}{''.join('       –' if mean is None else f'{mean:8.1%}' for mean in means)}".rstrip())
+        lines.append(f"  {row['label']:<24}{''.join('       –' if mean is None else f'{mean:8.1%}' for mean in means)}".rstrip())
     return lines

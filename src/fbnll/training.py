@@ -98,15 +98,6 @@ def to_tensor(X: Shaped[np.ndarray, "n *shape"]) -> Float[Tensor, "n ..."]:
     return (values / 255 if X.dtype == np.uint8 else values).sub(0.5).div(0.25)
 
 
-def resolve_device(name: str) -> str:
-    """Where to compute: "auto" is the first of cuda, mps and cpu that this machine has."""
-    available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}
-    here = [device for device, there in available.items() if there]
-    if name not in ("auto", *here):
-        raise ValueError(f"device must be auto or one that this machine has ({', '.join(here)}), but it is {name}")
-    return here[0] if name == "auto" else name
-
-
 @contextmanager
 def repeatable() -> Iterator[None]:
     """One thread of PyTorch and kernels without races: the same bits in every process and thread, and no fight over the cores."""

@@ -16,6 +16,16 @@ METHODS = {
     "reference_only": "fbnll.methods.reference_only:reference_only",
 }
 
+LABELS = {
+    "fb_nll": "FB-NLL",
+    "fb_nll_minus": "FB-NLL(-)",
+    "fedavg": "one global model",
+    "oracle": "true tasks",
+    "clean": "true tasks, clean labels",
+    "local": "each user alone",
+    "reference_only": "the clean set alone",
+}
+
 Method = Callable[..., Iterator[Round]]
 
 
