@@ -28,7 +28,7 @@ from fbnll.features import cached, feature_map
 from fbnll.federation import generator
 from fbnll.scenario import deal
 from fbnll.spectral import class_subspaces, projection_energy, relevance_by_rank
-from tables import read_rows, write_rows
+from tables import read_rows, spread, write_rows
 
 RESULTS = Path(__file__).parent / "results" / "correction_cifar10.csv"
 TASKS, NOISES, SEEDS = (2, 3, 5), ("class_independent", "class_dependent", "uniform"), range(5)
@@ -118,13 +118,9 @@ def table(rows: Iterable[Mapping[str, str]]) -> str:
     for (tasks, noise), of in found.items():
         auto, best = of["procedure2_auto"], of["procedure2_best"]
         ratios.append(mean(auto) / mean(best))
-        cells = [tasks, noise.replace("_", "-"), f"{mean(of['before']):.3f}", _spread(auto), _spread(best), of["chosen"][0]]
+        cells = [tasks, noise.replace("_", "-"), f"{mean(of['before']):.3f}", spread(auto, 3), spread(best, 3), of["chosen"][0]]
         lines.append(f"| {' | '.join(cells)} | {ratios[-1]:.2f} |")
     return "\n".join([*lines, f"| | mean | | | | | {mean(ratios):.2f} |"])
-
-
-def _spread(values: list[float]) -> str:
-    return f"{mean(values):.3f} ± {np.std(values):.3f}"
 
 
 def main() -> None:

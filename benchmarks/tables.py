@@ -1,9 +1,17 @@
-"""Rows of a benchmark to a CSV and back."""
+"""Rows of a benchmark to a CSV and back, and the tables in the documents.
+
+    .venv/bin/python benchmarks/tables.py    # writes every table of README.md anew from its CSV
+
+A table stands in a document between the lines `<!-- table: NAME -->` and `<!-- end -->`, where NAME is that of a script in this folder.
+"""
 
 import csv
+import importlib
 import os
+import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from statistics import mean, pstdev
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
@@ -21,3 +29,22 @@ def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:
 def read_rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def spread(values: list[float], digits: int) -> str:
+    return f"{mean(values):.{digits}f} ± {pstdev(values):.{digits}f}"
+
+
+def with_tables(text: str) -> str:
+    """The document with every table made again from its CSV."""
+
+    def made(match: re.Match[str]) -> str:
+        benchmark = importlib.import_module(match[1])
+        return f"<!-- table: {match[1]} -->\n\n{benchmark.table(read_rows(benchmark.RESULTS))}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- table: (\w+) -->.*?<!-- end -->", made, text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    readme = Path(__file__).parent.parent / "README.md"
+    readme.write_text(with_tables(readme.read_text(encoding="utf-8")), encoding="utf-8")

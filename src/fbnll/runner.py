@@ -12,6 +12,7 @@ import numpy as np
 
 from fbnll import evaluation
 from fbnll.clustering import merge_tree
+from fbnll.data import progress
 from fbnll.experiment import Experiment
 from fbnll.features import FeatureMap, feature_map
 from fbnll.federation import Federation, Round, Transport, User, checkpoint, federation, resume
@@ -70,8 +71,10 @@ def run(
         folder.begin(command, _device(e), {"compare": list(compare)})
     result = main.result()
     if compare:
+        begun = time.perf_counter()
         others = [_Run(replace(e, method=name), scenario, defaultdict(float), None, quiet).result() for name in compare]
         result.summary["comparison"] = [_row(result.summary), *[_row(other.summary) for other in others]]
+        result.summary["seconds"]["comparison"] = round(time.perf_counter() - begun, 3)
     if folder:
         folder.finish(result.summary, result.figures, {f"cluster_{m}": w for m, w in enumerate(result.models) if w})
         from fbnll.report import write_report
@@ -108,12 +111,6 @@ def _transport(e: Experiment, users: Sequence[User]) -> Transport:
     return Loopback(users) if name == "loopback" else InProcess(users)
 
 
-def _bar(iterable: Any = None, *, quiet: bool, **settings: Any) -> Any:
-    from tqdm import tqdm
-
-    return tqdm(iterable, disable=quiet, delay=2, leave=False, dynamic_ncols=True, **settings)
-
-
 class _Run:
     """One method on one scenario."""
 
@@ -139,7 +136,7 @@ class _Run:
         try:
             facts = {"K": len(users), "C": len(self.scenario.classes)}
             fed = federation(transport, **facts, phi=self.scenario.phi, seed=e.seed, missing_at_most=e.missing_at_most)
-            fed.server.watch = lambda outcomes, total, name: _bar(outcomes, total=total, desc=name.partition(":")[2], quiet=self.quiet)
+            fed.server.watch = lambda outcomes, total, name: progress(outcomes, name.partition(":")[2], self.quiet, total=total)
             last = self._rounds(fed)
             summary, figures = self._summary(fed, last)
             states = [user.states.get(fed.server.named.get(user.number, ""), {}) for user in users]
@@ -157,7 +154,7 @@ class _Run:
             last = resume(fed, saved)
             self.seconds.update(saved["notes"]["seconds"])
             self.missing = saved["notes"]["missing"]
-        bar = _bar(total=e.rounds, initial=last.number if last else 0, desc=e.method, quiet=self.quiet, unit="round")
+        bar = progress(None, e.method, self.quiet, total=e.rounds, initial=last.number if last else 0, unit="round")
         with bar:
             for current, seconds in _timed(self._method(fed, last)):
                 last = current

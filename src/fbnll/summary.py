@@ -8,7 +8,8 @@ from fbnll.runner import Result
 def told(result: Result) -> str:
     s = result.summary
     source = "" if s["dataset"] == "users" else f" of {s['dataset']}"
-    lines = [f"{s['users']} users{source}, method {s['method']}, seed {s['seed']}, {max(s['seconds']['total'], 0.1):.1f} seconds"]
+    seconds = s["seconds"]["total"] + s["seconds"].get("comparison", 0)
+    lines = [f"{s['users']} users{source}, method {s['method']}, seed {s['seed']}, {max(seconds, 0.1):.1f} seconds"]
     lines += _clusters(s) + _labels(s["labels"]) + _accuracy(s)
     return "\n".join([*lines, f"page       {result.folder / 'report.html'}"] if result.folder else lines)
 

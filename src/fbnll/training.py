@@ -73,9 +73,10 @@ def minibatches(n: int, batch: int, rng: np.random.Generator) -> list[Int64[np.n
 
 
 def predict(
-    w: Weights, X: Shaped[np.ndarray, "n *shape"], *, model: str, C: int, stem: str = "cifar", device: str = "cpu", batch: int = 512
+    w: Weights, X: Shaped[np.ndarray, "n *shape"], *, model: str, C: int, stem: str = "cifar", device: str = "cpu", batch: int | None = None
 ) -> Float[np.ndarray, "n C"]:
     """Log-probabilities of the C classes: argmax is the prediction, exp the probability, minus the entry at a label its cross-entropy."""
+    batch = batch or (32 if device == "cpu" else 512)  # larger ones take new memory in each layer, and a processor half the time for it
     with repeatable(), torch.inference_mode():
         net = build(model, C, X.shape[1:], stem)
         set_weights(net, w)
