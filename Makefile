@@ -2,7 +2,7 @@
 python := .venv/bin/python
 export OMP_NUM_THREADS := 1
 
-.PHONY: demo test lint format clean
+.PHONY: demo test lint format tables clean
 
 demo: # FB-NLL on scikit-learn's digits
 	@sh tools/setup run
@@ -21,6 +21,10 @@ format:
 	@sh tools/setup dev
 	$(python) -m ruff format
 	$(python) -m ruff check --fix
+
+tables: # the tables in README.md, from the CSVs
+	@sh tools/setup dev
+	$(python) benchmarks/tables.py
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache dist

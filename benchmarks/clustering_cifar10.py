@@ -15,6 +15,8 @@ from itertools import product
 from pathlib import Path
 from statistics import mean
 
+from threadpoolctl import threadpool_limits
+
 from fbnll.clustering import adjusted_rand_index, hac
 from fbnll.data import load, progress
 from fbnll.experiment import Experiment
@@ -41,16 +43,16 @@ def measure(data_dir: str | None) -> Iterator[dict[str, object]]:
 
 
 def table(rows: Iterable[Mapping[str, str]]) -> str:
-    """Mean ARI over the seeds, and in how many of them every user is with its task, as Markdown."""
+    """Mean ARI over the seeds as Markdown; a cell holds the impurities in turn."""
     ari = defaultdict(list)
     for row in rows:
-        ari[row["q"], row["impurity"], row["tasks"]].append(float(row["ari"]))
-    tasks = list(dict.fromkeys(key[2] for key in ari))
-    lines = ["| q | impurity | " + " | ".join(f"{M} tasks" for M in tasks) + " |", "|---|---|" + "---|" * len(tasks)]
-    for q, impurity in sorted(dict.fromkeys(key[:2] for key in ari), key=lambda key: list(RANKS).index(key[0])):
-        values = [ari[q, impurity, M] for M in tasks]
-        cells = [f"{mean(v):.2f} ({sum(x == 1 for x in v)} of {len(v)})" for v in values]
-        lines.append(f"| {q} | {float(impurity):.0%} | " + " | ".join(cells) + " |")
+        ari[row["q"], row["tasks"], row["impurity"]].append(float(row["ari"]))
+    ranks, tasks, impurities = (list(dict.fromkeys(key[i] for key in ari)) for i in range(3))
+    shares = " / ".join(f"{float(impurity):.0%}" for impurity in impurities)
+    lines = [f"| q | {' | '.join(f'{M} tasks, impurity {shares}' for M in tasks)} |", "|---|" + "---|" * len(tasks)]
+    for q in ranks:
+        cells = [" / ".join(f"{mean(ari[q, M, impurity]):.2f}" for impurity in impurities) for M in tasks]
+        lines.append(f"| {q} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -60,7 +62,8 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table from the CSV, measure nothing")
     args = parser.parse_args()
     if not args.table:
-        write_rows(RESULTS, measure(args.data_dir))
+        with threadpool_limits(1):
+            write_rows(RESULTS, measure(args.data_dir))
     print(table(read_rows(RESULTS)))
 
 

@@ -18,7 +18,7 @@ from fbnll.methods import LABELS
 from tables import read_rows, spread, write_rows
 
 RESULTS = Path(__file__).parent / "results" / "digits.csv"
-NOISES, SEEDS = ("class_independent", "class_dependent", "uniform"), range(5)
+NOISES, SEEDS = ("class_independent", "class_dependent", "uniform", "none"), range(5)
 METHODS = ("fb_nll", "fb_nll_minus", "oracle", "fedavg", "local", "reference_only", "clean")
 
 

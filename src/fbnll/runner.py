@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from fbnll import evaluation
 from fbnll.clustering import merge_tree
@@ -137,7 +138,8 @@ class _Run:
             facts = {"K": len(users), "C": len(self.scenario.classes)}
             fed = federation(transport, **facts, phi=self.scenario.phi, seed=e.seed, missing_at_most=e.missing_at_most)
             fed.server.watch = lambda outcomes, total, name: progress(outcomes, name.partition(":")[2], self.quiet, total=total)
-            last = self._rounds(fed)
+            with threadpool_limits(1, "blas"):  # more threads wait for each other, and where a core is busy for twenty times as long
+                last = self._rounds(fed)
             summary, figures = self._summary(fed, last)
             states = [user.states.get(fed.server.named.get(user.number, ""), {}) for user in users]
             labels = [np.array(state.get("labels", user.given)) for user, state in zip(users, states)]
