@@ -14,7 +14,10 @@ from fbnll.models import initial_weights
 from fbnll.scenario import Scenario, simulated
 from fbnll.transports import InProcess, Loopback, Processes
 
-EXPERIMENT = Experiment(users=4, noise="class_dependent", model="softmax", rounds=2, epochs=1, clean_per_class=12, impurity=0.1).complete()
+# q1 and tau_sim: both phases decide on some classes, and correcting twice would change labels again.
+EXPERIMENT = Experiment(
+    users=4, noise="class_dependent", model="softmax", rounds=2, epochs=1, clean_per_class=12, impurity=0.1, q1=5, tau_sim=0.7
+).complete()
 SGD = {name: asdict(EXPERIMENT)[name] for name in ("model", "stem", "epochs", "lr", "momentum", "weight_decay", "batch")} | {
     "device": "cpu"
 }

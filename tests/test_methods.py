@@ -148,7 +148,7 @@ def test_a_second_correction_would_change_labels(scenario):
     once = labels_now(fed)
     from fbnll.methods.fb_nll import correct_labels
 
-    correct_labels(fed, scenario.reference, EXPERIMENT.q1, EXPERIMENT.l, "auto")
+    correct_labels(fed, scenario.reference, EXPERIMENT.q1, EXPERIMENT.l, EXPERIMENT.tau_sim)
     assert any((a != b).any() for a, b in zip(once, labels_now(fed)))
 
 

@@ -15,7 +15,7 @@ from fbnll.experiment import Experiment
 from fbnll.folder import RunFolder, to_json, write_atomically
 from fbnll.runner import run
 
-QUICK = {"users": 6, "model": "softmax", "rounds": 3, "epochs": 1}
+QUICK = {"users": 6, "model": "softmax", "rounds": 3, "epochs": 1, "tau_sim": 0.3}
 
 
 @pytest.fixture(scope="module")
