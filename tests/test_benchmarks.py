@@ -121,3 +121,13 @@ def test_results_are_plain_csv():
     for path in (ROOT / "benchmarks" / "results").glob("*.csv"):
         with path.open(newline="") as file:
             assert all(None not in row and None not in row.values() for row in csv.DictReader(file))
+
+
+def test_the_demo_finds_and_repairs_what_the_readme_shows():
+    from fbnll.experiment import Experiment
+    from fbnll.runner import run
+    from fbnll.summary import told
+
+    lines = told(run(Experiment(rounds=0))).splitlines()
+    assert all(line in README for line in lines if line.startswith(("clusters", "labels")))
+    assert len(lines) == 3
