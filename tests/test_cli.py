@@ -45,12 +45,25 @@ def test_bad_input_is_one_sentence_and_exit_code_2(arguments, capsys):
     assert "Traceback" not in captured.err
 
 
-@pytest.mark.parametrize("arguments", [["run", "--tasks", "two"], ["run", "--users", "many"], ["run", "--nothing"], [], ["walk"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["run", "--tasks", "two"],
+        ["run", "--tasks", "[[0.5,1],[2]]"],
+        ["run", "--tasks", "0,1/"],
+        ["run", "--users", "many"],
+        ["run", "--nothing"],
+        [],
+        ["walk"],
+    ],
+)
 def test_flags_that_cannot_be_read_are_exit_code_2(arguments, capsys):
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 2
-    assert "Traceback" not in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert error.startswith("fbnll: error: ")
+    assert error.count("\n") == 1
 
 
 def test_a_run_tells_what_it_found_in_a_few_lines(capsys, tmp_path):

@@ -12,7 +12,7 @@ from fbnll.methods import METHODS, load_method
 from fbnll.models import initial_weights
 from fbnll.payload import pack, unpack
 from fbnll.training import predict
-from fbnll.transports import Faulty, InProcess
+from fbnll.transports import Faulty, InProcess, Loopback
 
 every_method = pytest.mark.parametrize("name", METHODS)
 FAULTS = ("message lost", "reply lost", "late", "twice")
@@ -20,6 +20,21 @@ FAULTS = ("message lost", "reply lost", "late", "twice")
 
 def fresh(scenario, wrap=lambda inner: inner):
     return members(scenario, wrap(InProcess(scenario.users(EXPERIMENT.seed))))
+
+
+@pytest.fixture(params=["inprocess", "loopback", "processes"])
+def new_fed(request, scenario):
+    """A function that gives a federation of fresh users, on each transport in turn; worker processes are started once."""
+
+    def new(of=scenario):
+        if request.param != "processes" or of is not scenario:
+            return members(of, (InProcess if request.param == "inprocess" else Loopback)(of.users(EXPERIMENT.seed)))
+        started = request.getfixturevalue("workers")
+        for user in started.users.values():
+            user.states, user.seen = {"": {}}, (-1, -1)
+        return members(of, started)
+
+    return new
 
 
 def outcome(fed, rounds):
@@ -45,8 +60,8 @@ def test_every_transport_gives_a_round_before_and_after_each_and_the_same_bits(n
 
 
 @every_method
-def test_an_evaluation_in_between_changes_no_bit(name, scenario, expected):
-    fed = fresh(scenario)
+def test_an_evaluation_in_between_changes_no_bit(name, scenario, new_fed, expected):
+    fed = new_fed()
     shape, C = scenario.X[0].shape[1:], len(scenario.classes)
     template = initial_weights("softmax", C, shape, np.random.default_rng(0))
     rounds = []
@@ -59,10 +74,10 @@ def test_an_evaluation_in_between_changes_no_bit(name, scenario, expected):
 
 
 @every_method
-def test_stopped_after_every_round_and_continued_it_gives_the_same_bits(name, scenario, expected):
+def test_stopped_after_every_round_and_continued_it_gives_the_same_bits(name, scenario, new_fed, expected):
     saved, rounds = None, []
     for _ in range(3):
-        fed = fresh(scenario)
+        fed = new_fed()
         since = resume(fed, unpack(saved)) if saved else None
         rounds.append(next(program(name, fed, scenario, since)))
         saved = pack(checkpoint(fed, rounds[-1]))
@@ -70,11 +85,11 @@ def test_stopped_after_every_round_and_continued_it_gives_the_same_bits(name, sc
 
 
 @every_method
-def test_random_truth_changes_no_bit_of_any_method_but_those_that_use_it(name, scenario, expected):
+def test_random_truth_changes_no_bit_of_any_method_but_those_that_use_it(name, scenario, new_fed, expected):
     rng = np.random.default_rng(0)
     true = [rng.permutation(10)[labels] for labels in scenario.true]
     liars = replace(scenario, true=true, truth=replace(scenario.truth, tau=1 - scenario.truth.tau))
-    fed = fresh(liars)
+    fed = new_fed(liars)
     result = outcome(fed, program(name, fed, liars))
     assert (result == expected[name]) is (name not in ("oracle", "clean"))
 
@@ -82,7 +97,7 @@ def test_random_truth_changes_no_bit_of_any_method_but_those_that_use_it(name, s
 @every_method
 @pytest.mark.parametrize("fault", FAULTS)
 def test_with_a_fault_at_each_ask_in_turn_it_ends_well_and_resumes_to_the_same_bits(name, fault, scenario):
-    """In a run of one user fewer, or with one more try, and never with labels corrected twice."""
+    """In a run of one user fewer, or with one more try, and never with labels corrected twice; users answer in bytes."""
     asked = []
     list(
         program(
@@ -98,7 +113,7 @@ def test_with_a_fault_at_each_ask_in_turn_it_ends_well_and_resumes_to_the_same_b
             try:
                 saved, rounds = None, []
                 for stop in stops:
-                    fed = fresh(scenario, lambda inner: WithUsers(inner, fate))
+                    fed = members(scenario, WithUsers(Loopback(scenario.users(EXPERIMENT.seed)), fate))
                     since = resume(fed, unpack(saved)) if saved else None
                     for current in program(name, fed, scenario, since):
                         rounds.append(current)
@@ -195,11 +210,48 @@ def test_relevances_are_the_same_bits_under_any_labels(scenario):
 
 
 def test_slots_of_class_signatures_are_shuffled_and_unknown_to_the_server(scenario):
+    from fbnll.federation import generator
+    from fbnll.methods.fb_nll import class_signatures
+
     fed = fresh(scenario)
     list(program("fb_nll", fed, scenario, rounds=0))
-    slots = [users.states[fed.server.named[k]]["slots"] for k, users in fed.server.transport.users.items()]
+    slots = [user.states[fed.server.named[k]]["slots"] for k, user in fed.server.transport.users.items()]
     assert all(sorted(order) == list(range(10)) for order in slots)
     assert len({tuple(order) for order in slots}) == len(slots)
+    for k, order in enumerate(slots):
+        assert (generator(fed.seed, class_signatures.mark.name, k, 0).permutation(10) != order).any()
+
+
+HOSTILE = {
+    "relevances above 1": ("relevances", lambda reply: {"r": np.full_like(reply["r"], 5.0)}, "must be from 0 to 1, but it is not"),
+    "enormous relevances": ("relevances", lambda reply: {"r": np.full_like(reply["r"], 1.7e308)}, "must be from 0 to 1"),
+    "long eigenvectors": ("top_eigenvectors", lambda reply: {"V": reply["V"] * 3}, "must be orthonormal, but it is not"),
+    "one direction ten times": ("top_eigenvectors", lambda reply: {"V": np.repeat(reply["V"][:, :1], 10, 1)}, "must be orthonormal"),
+    "NaN": ("top_eigenvectors", lambda reply: {"V": reply["V"] * np.nan}, "has NaN or infinities"),
+    "long class signatures": ("class_signatures", lambda reply: {"V": reply["V"] * 2}, "must be orthonormal"),
+    "a negative number of samples": ("sample_count", lambda reply: {"n": np.array(-300)}, "must be not negative"),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_well_formed_lie_that_cannot_be_true_is_refused_and_the_others_go_on(what, scenario, caplog):
+    job, lie, words = HOSTILE[what]
+
+    def fault(ask, tries):
+        return lie if ask.user == 1 and ask.job.endswith(f":{job}") else None
+
+    fed = fresh(scenario, lambda inner: WithUsers(inner, fault))
+    last = list(program("fb_nll", fed, scenario, weighted=True))[-1]
+    assert words in caplog.text
+    assert "failed on 1 of 4 users: user 1: ValueError" in caplog.text
+    assert (last.clusters[[0, 2, 3]] >= 0).all()
+    assert all(np.isfinite(part).all() for w in last.models for part in w.values())
+
+
+def test_a_user_whose_number_of_samples_was_lost_is_asked_again(scenario):
+    fed = fresh(scenario, lambda inner: WithUsers(inner, lambda ask, tries: "message lost" if ask.user == 1 and ask.number < 4 else None))
+    last = list(program("fedavg", fed, scenario, rounds=3, weighted=True))[-1]
+    assert last.memory["n"].tolist() == [100] * 4
 
 
 def test_participation_trains_a_share_of_every_cluster_and_weights_follow_samples(scenario):

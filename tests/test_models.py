@@ -4,9 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from fbnll.models import MODELS, ResNet, arrays, build, count, get_weights, initial_weights, set_weights
+from fbnll import experiment
+from fbnll.models import MODELS, ResNet, arrays, build, get_weights, initial_weights, set_weights
 
 SHAPES = {"resnet18": (8, 8, 3), "resnet10": (8, 8, 3), "cnn": (8, 8, 1), "mlp": (5,), "softmax": (5,)}
+
+
+def count(net):
+    return sum(p.numel() for p in net.parameters())
+
+
+def test_names_of_models_are_known_without_torch():
+    assert tuple(MODELS) == experiment.MODELS
 
 
 @pytest.mark.parametrize(

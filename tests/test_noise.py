@@ -134,3 +134,10 @@ def test_users_with_hardly_any_samples_are_served(rng, noise, n):
 def test_wrong_arguments_are_named(y, rng, noise, options, message):
     with pytest.raises(ValueError, match=message):
         noisy(y, noise, rng=rng, **options)
+
+
+@pytest.mark.parametrize("alpha", [0.07, 0.29, 0.55, 0.57, 0.58, 1.0])
+def test_the_number_of_noisy_samples_is_exact_for_shares_that_binary_numbers_miss(alpha):
+    y = np.zeros(100, int)
+    given = corrupt(y, "class_independent", task=[0], others=[1], C=2, rng=np.random.default_rng(0), alpha=alpha)
+    assert (given != y).sum() == round(100 * alpha)

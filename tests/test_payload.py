@@ -106,3 +106,17 @@ def test_every_cut_and_many_flips_of_a_message_give_a_message_or_a_value_error()
     for variant in [data[:n] for n in range(len(data))] + [bytes(variant) for variant in flipped]:
         with contextlib.suppress(ValueError):
             assert isinstance(unpack(variant), dict)
+
+
+@pytest.mark.parametrize("depth", [300, 900, 2_000, 200_000])
+def test_a_header_nested_deep_is_refused(depth):
+    header = b'{"a":' + b"[" * depth + b"]" * depth + b"}"
+    data = b"fbn1" + struct.pack("<I", len(header)) + header
+    with contextlib.suppress(ValueError):
+        unpack(data)
+
+
+@pytest.mark.parametrize("header", [b'{"a":1e999}', b'{"a":-1e999}', b'{"a":NaN}', b'{"a":{"@":["f4",0,549755813888,549755813888]}}'])
+def test_numbers_that_are_not_finite_and_shapes_that_nothing_could_hold_are_refused_in_our_words(header):
+    with pytest.raises(ValueError, match="must be"):
+        unpack(b"fbn1" + struct.pack("<I", len(header)) + header)

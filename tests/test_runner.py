@@ -5,6 +5,7 @@ import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,6 +129,43 @@ def test_a_killed_run_is_resumed_in_a_new_process_to_the_same_bits(done, tmp_pat
         assert (folder / name).read_bytes() == (done.folder / name).read_bytes()
 
 
+def test_every_method_stopped_by_a_signal_is_continued_in_a_new_process_to_the_same_bits(tmp_path):
+    """Stopped behind round 1 of 3, with enough asks before that their numbers have two digits."""
+    from fbnll.methods import METHODS
+
+    script = textwrap.dedent("""
+        import os, signal, sys
+        from fbnll.experiment import Experiment
+        from fbnll.folder import RunFolder
+        from fbnll.methods import METHODS
+        from fbnll.runner import run
+        folder, how = sys.argv[1:]
+        record = RunFolder.record
+        def stop(self, line, checkpoint):
+            record(self, line, checkpoint)
+            if how == "stop" and line["round"] == 6:
+                raise KeyboardInterrupt
+        RunFolder.record = stop
+        for name in METHODS:
+            try:
+                run(Experiment(users=4, model="softmax", rounds=8, epochs=1, tau_sim=0.3, method=name), out=f"{folder}/{name}", resume=True)
+            except KeyboardInterrupt:
+                pass
+    """)
+    for folder, hows in {"whole": ["go"], "parts": ["stop", "go"]}.items():
+        for how in hows:
+            subprocess.run([sys.executable, "-c", script, str(tmp_path / folder), how], check=True)
+    for name in METHODS:
+        whole, parts = (tmp_path / folder / name for folder in ("whole", "parts"))
+        results = [json.loads((folder / "result.json").read_text()) for folder in (whole, parts)]
+        for part in ("clustering", "labels", "accuracy", "bytes", "missing"):
+            assert results[0][part] == results[1][part], (name, part)
+        assert set(results[0]["seconds"]) == set(results[1]["seconds"])
+        assert results[1]["seconds"]["total"] >= results[1]["seconds"]["training"]
+        for model in sorted((whole / "models").glob("*")) if (whole / "models").exists() else []:
+            assert model.read_bytes() == (parts / "models" / model.name).read_bytes()
+
+
 def test_a_finished_run_resumed_gives_the_same_result(done):
     before = done.summary["accuracy"]
     again = run(Experiment(**QUICK), out=done.folder, resume=True, compare=["fedavg"])
@@ -144,6 +182,72 @@ def test_a_folder_that_holds_another_run_or_other_files_is_refused(done, tmp_pat
     with pytest.raises(ValueError, match=r"must be new or empty, but .* holds other files"):
         run(Experiment(**QUICK), out=tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_one_folder_is_written_by_one_run_at_a_time(tmp_path):
+    first = RunFolder(tmp_path / "a", {"seed": 0}, False)
+    second = RunFolder(tmp_path / "a", {"seed": 0}, False)
+    first.begin(None, "cpu", {})
+    with pytest.raises(ValueError, match="must be written by one run at a time"):
+        second.begin(None, "cpu", {})
+    with pytest.raises(ValueError, match="must be written by one run at a time"):
+        RunFolder(tmp_path / "a", {"seed": 0}, True)
+    first.release()
+    with pytest.raises(ValueError, match="another run has begun"):
+        second.begin(None, "cpu", {})
+    second.release()
+
+
+def test_a_run_is_not_resumed_with_other_data_nor_from_a_damaged_checkpoint(tmp_path):
+    users, reference = own_users(np.random.default_rng(0))
+    experiment = Experiment(tasks=2, q=4, q1=2, l=2, rounds=0, tau_sim=0.5)
+    fbnll.run(experiment, users=users, reference=reference, out=tmp_path / "run")
+    others = [(X[::2], y[::2]) for X, y in users]
+    with pytest.raises(ValueError, match="a run must be resumed with its own data"):
+        fbnll.run(experiment, users=others, reference=reference, out=tmp_path / "run", resume=True)
+    data = bytearray((tmp_path / "run" / "checkpoint.bin").read_bytes())
+    data[len(data) // 2] ^= 1
+    (tmp_path / "run" / "checkpoint.bin").write_bytes(data)
+    with pytest.raises(ValueError, match="must be a checkpoint as this library wrote it, but it is damaged"):
+        fbnll.run(experiment, users=users, reference=reference, out=tmp_path / "run", resume=True)
+    for content in ("{}", "[]", "3", "{"):
+        (tmp_path / "run" / "config.json").write_text(content)
+        with pytest.raises(ValueError, match="that this library wrote"):
+            fbnll.run(experiment, users=users, reference=reference, out=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("settings", [{"clean_per_class": 1}, {"eps": 1.0}, {"model": "vit"}, {"q": 65}])
+def test_a_refused_run_leaves_its_folder_free_for_the_corrected_one(settings, tmp_path):
+    base = {"users": 4, "rounds": 0}
+    with pytest.raises(ValueError, match="must"):
+        run(Experiment(**{**base, **settings}), out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_settings_of_the_wrong_type_are_one_sentence():
+    """In a process whose signatures are not checked for types."""
+    script = """
+        from fbnll.experiment import Experiment
+        for settings in ({"q": 4.5}, {"seed": None}, {"lr": "a"}, {"rounds": 1.5}, {"noise": None}, {"users": "3"}, {"coin": 1}):
+            try:
+                Experiment(**settings).complete()
+            except ValueError as error:
+                ((name, value),) = settings.items()
+                assert str(error).startswith(f"{name} must be ") and str(error).endswith(f"but it is {value!r}"), error
+            else:
+                raise AssertionError(settings)
+        Experiment(lr=1, tau_sim=1, alpha=1).complete()
+    """
+    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)
+
+
+def test_files_are_as_private_as_the_user_wants_them(tmp_path):
+    before = os.umask(0o077)
+    try:
+        write_atomically(tmp_path / "file", "labels")
+    finally:
+        os.umask(before)
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
 
 
 BAD = {
@@ -204,7 +308,7 @@ def test_users_can_be_given_directly_and_get_their_corrected_labels_back():
     assert result.summary["accuracy"]["mean"] is None
 
 
-def test_a_user_without_samples_is_left_out_and_named_and_others_that_are_odd_are_handled():
+def test_a_user_without_samples_is_left_out_and_named_and_others_that_are_odd_are_handled(caplog):
     rng = np.random.default_rng(0)
     users, reference = own_users(rng)
     empty = (np.empty((0, 8), np.float32), np.empty(0, np.int64))
@@ -213,12 +317,22 @@ def test_a_user_without_samples_is_left_out_and_named_and_others_that_are_odd_ar
     experiment = Experiment(tasks=3, q=4, q1=2, l=2, model="softmax", rounds=1, batch=8)
     result = fbnll.run(experiment, users=[*users, empty, single, constant, users[0], users[0]], reference=reference)
     assert result.summary["clustering"]["without_cluster"] == [6]
+    assert "users without samples are left out: 6" in caplog.text
+    for method in ("fedavg", "local"):
+        others = fbnll.run(replace(experiment, method=method), users=[*users, empty], reference=reference)
+        assert others.clusters[6] == -1
     assert result.clusters[9] == result.clusters[10] == result.clusters[0]
     assert len(result.labels[6]) == 0
 
 
 BAD_USERS = {
     "NaN": (lambda X, y: (X * np.nan, y), "samples of user 1 must be finite, but 480 values are NaN or infinite"),
+    "one dimension": (
+        lambda X, y: (X[:, 0], y),
+        "samples of user 1 must be real numbers with a row a sample, but they are float32 \\(60,\\)",
+    ),
+    "complex": (lambda X, y: (X * 1j, y), "samples of user 1 must be real numbers"),
+    "a huge label": (lambda X, y: (X, y + 30_000), "labels must be from 0 to 999, but one is 300"),
     "negative labels": (lambda X, y: (X, y - 9), "labels of user 1 must be integers from 0 on"),
     "float labels": (lambda X, y: (X, y + 0.5), "labels of user 1 must be integers from 0 on"),
     "fewer labels": (lambda X, y: (X, y[:-1]), r"user 1 must have one label for each sample, but there are labels \(59,\)"),

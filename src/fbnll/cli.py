@@ -4,6 +4,7 @@ import argparse
 import errno
 import json
 import logging
+import os
 import shlex
 import sys
 import types
@@ -22,14 +23,20 @@ EXAMPLES = """examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The exit code: 0 done, 1 the run failed, 2 bad input (one sentence on stderr), 130 interrupted."""
-    args = _parser().parse_args(arguments)
-    args.typed = shlex.join(["fbnll", *(sys.argv[1:] if arguments is None else arguments)])
-    logging.basicConfig(level=logging.ERROR if args.quiet else logging.WARNING, format="%(name)s: %(message)s")
     try:
+        args = _parser().parse_args(arguments)
+        args.typed = shlex.join(["fbnll", *(sys.argv[1:] if arguments is None else arguments)])
+        logging.basicConfig(level=logging.ERROR if args.quiet else logging.WARNING, format="%(name)s: %(message)s")
         args.command(args)
     except KeyboardInterrupt:
-        print("fbnll: interrupted; with --out, the same command with --resume goes on after the last round", file=sys.stderr)
+        print("fbnll: interrupted; `fbnll run` with --out goes on after its last round with --resume", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # who read the output has had enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except ConnectionError as error:
+        print(f"fbnll: failed: {_sentence(error)}", file=sys.stderr)
+        return 1
     except (ValueError, OSError, ImportError) as error:
         print(f"fbnll: error: {_sentence(error)}", file=sys.stderr)
         return 2
@@ -49,9 +56,16 @@ def _sentence(error: Exception) -> str:
     return " ".join(str(error).split())
 
 
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence, like all others."""
+
+    def error(self, message: str) -> typing.NoReturn:
+        self.exit(2, f"fbnll: error: {message}; see {self.prog} --help\n")
+
+
 def _parser() -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="fbnll",
         description="Personalised federated learning with noisy labels: cluster users once by the spectra of their features,\n"
         "correct their labels from a small clean set, and train one model per cluster.",
@@ -91,7 +105,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_fields(parser: argparse.ArgumentParser) -> None:
-    from fbnll.experiment import Experiment
+    from fbnll.experiment import DEFAULTS, Experiment
 
     kinds = typing.get_type_hints(Experiment)
     for entry in fields(Experiment):
@@ -99,11 +113,17 @@ def _add_fields(parser: argparse.ArgumentParser) -> None:
         if kinds[entry.name] is bool:
             parser.add_argument(flag, action=argparse.BooleanOptionalAction, default=entry.default, help=text)
             continue
-        default = "by dataset" if entry.default is None else entry.default
+        by_dataset = entry.name in DEFAULTS["digits"]
+        if entry.default is not None or by_dataset:
+            text += f" (default: {'by dataset' if entry.default is None else entry.default})"
         convert = _tasks if entry.name == "tasks" else _plain_type(kinds[entry.name])
         metavar = convert.__name__.strip("_").upper()
         parser.add_argument(
-            flag, type=convert, default=entry.default, metavar=metavar, help=f"{text} (default: {default})".replace("%", "%%")
+            flag,
+            type=convert,
+            default=entry.default,
+            metavar=metavar,
+            help=text.replace("%", "%%"),
         )
 
 
@@ -118,6 +138,8 @@ def _tasks(text: str) -> int | tuple[tuple[int, ...], ...]:
         if text.strip().isdigit():
             return int(text)
         split = json.loads(text) if text.startswith("[") else [part.split(",") for part in text.split("/")]
+        if any(type(c) is float for task in split for c in task):
+            raise ValueError
         return tuple(tuple(int(c) for c in task) for task in split)
     except (ValueError, TypeError):
         raise argparse.ArgumentTypeError(f"must be a number, or classes as in 0,1,8,9/2,3,4,5,6,7, but it is {text!r}") from None

@@ -8,7 +8,7 @@ they are, so that a number that suits a class of 1,000 finds nothing in a class 
 server's clean set alone.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from jaxtyping import Float, Int
@@ -87,13 +87,20 @@ def thresholds_at(n: Int[ndarray, " given"], thresholds: Thresholds) -> Float[nd
 
 
 def auto_thresholds(
-    Z_s: Float[ndarray, "n d"], y_s: Int[ndarray, " n"], C: int, q1: int, l: int, rng: np.random.Generator
+    Z_s: Float[ndarray, "n d"],
+    y_s: Int[ndarray, " n"],
+    C: int,
+    q1: int,
+    l: int,
+    rng: np.random.Generator,
+    watch: Callable[[range], Iterable[int]] = iter,
 ) -> tuple[Float[ndarray, " sizes"], Float[ndarray, " sizes"]]:
     """A table of class sizes and τ_sim for each, from the clean set alone: what leaves the fewest wrong labels in a simulation.
 
     Drawn from a Gaussian a class (`like_classes`), a clean set of the size of the real one meets given classes of n samples, some pure,
     some mixed. −log τ_sim(n) is what pure ones show on average plus a margin, the one with which phase 1 errs least against phase 2,
     whose own errors are cross-validated on the real clean set. Where no margin helps, τ_sim is out of reach and phase 2 decides.
+    It takes seconds; `watch` may show a progress bar.
     """
     n_s = np.bincount(y_s, minlength=C)
     if n_s.min() < 2:
@@ -105,7 +112,7 @@ def auto_thresholds(
     sizes = np.unique(np.geomspace(1, largest, SIZES).round().astype(int))
     true: list[list[ndarray]] = [[] for _ in sizes]
     r_avg: list[list[ndarray]] = [[] for _ in sizes]
-    for _ in range(SERVERS):
+    for _ in watch(range(SERVERS)):
         drawn = like_classes(Z_s, y_s, C, n_s + largest, 4 * q1, rng)
         server, users = [Z[:n] for Z, n in zip(drawn, n_s)], [Z[n:] for Z, n in zip(drawn, n_s)]
         for i, n in enumerate(sizes):

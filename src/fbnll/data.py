@@ -352,7 +352,7 @@ def _known(name: str, known: Known, root: Path, quiet: bool) -> Dataset:
 
 # ------------------------------------------------------------------------------------------------------------------------------ Parquet
 
-MOST_CLASSES = 2**15
+MOST_CLASSES = 1000  # tables of counts have that many rows and columns
 MOST_PIXELS = 2**20
 
 

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 from fbnll.methods import METHODS, load_method
 from fbnll.noise import NOISES
 
+MODELS = ("resnet18", "resnet10", "cnn", "mlp", "softmax")
 TRANSPORTS = ("inprocess", "loopback", "processes")
 
 
@@ -22,7 +23,9 @@ class Experiment:
         "digits",
         "digits (inside the package), cifar10, cifar100, cifar100_coarse, svhn, fashion_mnist, a .npz file or a folder with Parquet",
     )
-    data_dir: str | None = option(None, "folder with the dataset, as Parquet or as its official archive")
+    data_dir: str | None = option(
+        None, "folder with the dataset, as Parquet or as its official archive (default: $FBNLL_DATA, or where `fbnll data fetch` puts it)"
+    )
     method: str = option("fb_nll", f"one of {', '.join(METHODS)}")
     tasks: int | tuple[tuple[int, ...], ...] = option(2, "how many tasks (the paper's splits), or the split itself: 0,1,8,9/2,3,4,5,6,7")
     users: int = option(20, "number of users K")
@@ -45,7 +48,7 @@ class Experiment:
     q1: int | None = option(None, "rank in phase 1 of the correction")
     l: int | None = option(None, "rank in phase 2 of the correction")
     tau_sim: str | float = option("auto", "threshold of phase 1: a number, or auto: from the clean set")
-    model: str | None = option(None, "resnet18, resnet10, cnn, mlp or softmax")
+    model: str | None = option(None, f"one of {', '.join(MODELS)}")
     stem: str = option("cifar", "first layer of a ResNet: cifar (3x3) or imagenet (7x7, stride 2, pooling; six to nine times faster)")
     inputs: str = option("data", "what models are trained on: data, or the features called clustering or correction")
     rounds: int | None = option(None, "rounds of training; 0 does everything before training")
@@ -69,6 +72,8 @@ class Experiment:
         """The same with the dataset's defaults for None, after checking what can be checked before any data is read."""
         own = DEFAULTS.get(self.dataset, DEFAULTS["other"])
         filled = replace(self, **{name: value for name, value in own.items() if getattr(self, name) is None})
+        if isinstance(filled.noise, str):
+            filled = replace(filled, noise=",".join(noise.strip() for noise in filled.noise.split(",")))
         if isinstance(filled.tau_sim, str) and filled.tau_sim != "auto":
             filled = replace(filled, tau_sim=_number("tau_sim", filled.tau_sim))
         _check(filled)
@@ -96,19 +101,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "fashion_mnist": {**PAPER, "phi_clustering": "raw", "phi_correction": PRETRAINED, "clean_per_class": 200, "model": "cnn"},
     "cifar100": {**PAPER, "phi_clustering": "hog", "phi_correction": PRETRAINED, "clean_per_class": 20, "model": "resnet18"},
     "cifar100_coarse": {**PAPER, "phi_clustering": "hog", "phi_correction": PRETRAINED, "clean_per_class": 100, "model": "resnet18"},
-    "other": {
-        "phi_clustering": "raw",
-        "phi_correction": "raw",
-        "clean_per_class": 10,
-        "q": 10,
-        "q1": 3,
-        "l": 5,
-        "model": "mlp",
-        "rounds": 30,
-        "lr": 0.1,
-        "batch": 16,
-    },
 }
+DEFAULTS["other"] = {**DEFAULTS["digits"], "q1": 3}  # features may have few columns
 
 
 def _number(name: str, text: str) -> float:
@@ -119,7 +113,13 @@ def _number(name: str, text: str) -> float:
 
 
 def _check(e: Experiment) -> None:
+    for name, kind in get_type_hints(Experiment).items():
+        value = getattr(e, name)
+        if name != "tasks" and not (isinstance(value, kind) or (type(value) is int and float in (kind, *get_args(kind)))):
+            raise ValueError(f"{name} must be {getattr(kind, '__name__', kind)}, but it is {value!r}")
     load_method(e.method)
+    if e.model not in MODELS:
+        raise ValueError(f"model must be one of {', '.join(MODELS)}, but it is {e.model!r}")
     unknown = [noise for noise in e.noise.split(",") if noise not in NOISES]
     if unknown:
         raise ValueError(f"noise must be one of {', '.join(NOISES)}, but it is {unknown[0]!r}")
@@ -128,6 +128,8 @@ def _check(e: Experiment) -> None:
     for name, value in in_range.items():
         if not 0 <= float(value) <= 1:
             raise ValueError(f"{name} must be from 0 to 1, but it is {value}")
+    if e.eps == 1:
+        raise ValueError("eps must be below 1, but it is 1")
     if not 0 < e.participation <= 1:
         raise ValueError(f"participation must be above 0 and at most 1, but it is {e.participation}")
     for name in ("users", "clean_per_class", "q", "q1", "l", "epochs", "batch", "eval_every", "workers"):

@@ -14,7 +14,7 @@ import threading
 import time
 import traceback
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -67,7 +67,8 @@ def on_user(
     """Marks a function `job(user, message, rng) -> reply` as one that the server may ask users for.
 
     `reply` gives dtype and shape of every part in the letters C, K, d (the width of the Φ named by `features`), integers of the message or
-    numerals, as in `{"V": "f4 d q"}`; nothing else leaves the user. `keeps` names what the job may change of the user's state.
+    numerals, as in `{"V": "f4 d q"}`, and behind a comma what its values must be (RULES); nothing else leaves the user. `keeps` names what
+    the job may change of the user's state.
     """
 
     def mark(job: Job) -> Job:
@@ -96,7 +97,29 @@ def find_job(name: str) -> Job:
     return job  # type: ignore[no-any-return]
 
 
-Expected = Mapping[str, Any]  # names to (dtype, shape), nested where the declaration says `like`
+class Part(NamedTuple):
+    """What one array of a reply must be."""
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    rule: str = "finite"
+
+
+Expected = Mapping[str, Any]  # names to Parts, nested where the declaration says `like`
+
+
+def _orthonormal(V: np.ndarray) -> bool:
+    """Columns are orthogonal, and of length 1 or, where there is no direction, 0."""
+    gram = np.swapaxes(V, -1, -2).astype(np.float64) @ V
+    return bool(np.allclose(gram, np.eye(V.shape[-1]) * (gram.diagonal(axis1=-2, axis2=-1)[..., None] > 0.5), atol=1e-2))
+
+
+RULES: dict[str, Callable[[np.ndarray], bool]] = {
+    "finite": lambda part: bool(part.dtype.kind != "f" or np.isfinite(part).all()),
+    "not negative": lambda part: bool(np.isfinite(part).all() and (part >= 0).all()),
+    "from 0 to 1": lambda part: bool(np.isfinite(part).all() and (part >= 0).all() and (part <= 1).all()),
+    "orthonormal": lambda part: bool(np.isfinite(part).all() and _orthonormal(part)),
+}
 
 
 def expected_reply(mark: Mark, message: Payload, facts: Mapping[str, int]) -> Expected:
@@ -105,8 +128,10 @@ def expected_reply(mark: Mark, message: Payload, facts: Mapping[str, int]) -> Ex
     def resolve(spec: str | like) -> Any:
         if isinstance(spec, like):
             return _described(message[spec.name])
-        dtype, *dims = spec.split()
-        return np.dtype(dtype), tuple(int(dim) if dim.isdigit() else int(facts.get(dim, message.get(dim, -1))) for dim in dims)
+        kind, _, rule = spec.partition(", ")
+        dtype, *dims = kind.split()
+        shape = tuple(int(dim) if dim.isdigit() else int(facts.get(dim, message.get(dim, -1))) for dim in dims)
+        return Part(np.dtype(dtype), shape, rule or "finite")
 
     return {name: resolve(spec) for name, spec in mark.reply.items()}
 
@@ -122,12 +147,12 @@ def checked(reply: Any, expected: Expected, where: str = "") -> Payload:
 def _checked_part(part: Any, spec: Any, where: str) -> Any:
     if isinstance(spec, Mapping):
         return checked(part, spec, where)
-    dtype, shape = spec
-    if not isinstance(part, np.ndarray) or part.dtype != dtype or part.shape != shape:
+    if not isinstance(part, np.ndarray) or part.dtype != spec.dtype or part.shape != spec.shape:
         came = f"{part.dtype} {part.shape}" if isinstance(part, np.ndarray) else type(part).__name__
-        raise ValueError(f"the reply{where} must be {dtype} {shape}, but it is {came}")
-    if dtype.kind == "f" and not np.isfinite(part).all():
-        raise ValueError(f"the reply{where} must be finite, but it has NaN or infinities")
+        raise ValueError(f"the reply{where} must be {spec.dtype} {spec.shape}, but it is {came}")
+    if not RULES[spec.rule](part):
+        finite = RULES["finite"](part)
+        raise ValueError(f"the reply{where} must be {spec.rule}, but it {'is not' if finite else 'has NaN or infinities'}")
     return np.array(part, order="C")
 
 
@@ -135,24 +160,24 @@ def _cast(reply: Any, expected: Any) -> Any:
     """The reply in the declared dtypes: a job may compute in float64 and return plain numbers."""
     if isinstance(expected, Mapping):
         return {name: _cast(part, expected[name]) if name in expected else part for name, part in reply.items()}
-    return np.asarray(reply).astype(expected[0], order="C", casting="same_kind")
+    return np.asarray(reply).astype(expected.dtype, order="C", casting="same_kind")
 
 
 def _described(value: Any) -> Any:
-    return {name: _described(part) for name, part in value.items()} if isinstance(value, Mapping) else (value.dtype, value.shape)
+    return {name: _described(part) for name, part in value.items()} if isinstance(value, Mapping) else Part(value.dtype, value.shape)
 
 
 def _limit(expected: Expected) -> int:
     """The most bytes that a reply may have: its arrays, and room for a header."""
 
-    def parts(spec: Any) -> Iterator[tuple[np.dtype[Any], tuple[int, ...]]]:
+    def parts(spec: Any) -> Iterator[Part]:
         if isinstance(spec, Mapping):
             for part in spec.values():
                 yield from parts(part)
         else:
             yield spec
 
-    return 4096 + sum(math.prod(shape) * dtype.itemsize + 256 for dtype, shape in parts(expected))
+    return 4096 + sum(math.prod(part.shape) * part.dtype.itemsize + 256 for part in parts(expected))
 
 
 # ---------------------------------------------------------------- the user's side
@@ -196,7 +221,7 @@ class User:
     features: Mapping[str, tuple[Float[np.ndarray, "n _"], str]]  # stage -> Φ(X) and its fingerprint
     C: int
     K: int
-    seed: int = 0
+    seed: int = 0  # of jobs, which the server may know
     truth: Payload = field(default_factory=dict)
     states: dict[str, Payload] = field(default_factory=lambda: {"": {}})
     seen: tuple[int, int] = (-1, -1)
@@ -238,6 +263,13 @@ class Desk:
             self.features = user.features[mark.features][0]
         if mark.evaluates:
             self.truth = user.truth
+
+    @property
+    def private_rng(self) -> np.random.Generator:
+        """Randomness that depends on the user's own data: repeatable, and nobody else can have it."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.X).data)
+        digest.update(np.ascontiguousarray(self.given).data)
+        return np.random.default_rng(list(digest.digest()))
 
     @property
     def labels(self) -> Int[np.ndarray, "n"]:
@@ -348,7 +380,7 @@ class Server:
         self.absences: list[tuple[str, tuple[int, ...]]] = []  # since they were last taken: job and its missing users
         self.traffic: dict[str, Counter[str]] = {}
         self.seconds: defaultdict[str, float] = defaultdict(float)  # per stage
-        self.watch: Callable[[Iterator[Any], int, str], Iterator[Any]] = lambda outcomes, total, name: outcomes  # a progress bar, say
+        self.watch: Callable[[Iterator[Any], int, str], Iterable[Any]] = lambda outcomes, total, name: outcomes  # a progress bar
 
     def wave(self, requests: Sequence[tuple[Mark, Mapping[int, Payload]]]) -> Iterator[tuple[int, Payload]]:
         """Delivers all requests together and yields the valid replies in their order; raises when too many users are missing."""
@@ -367,7 +399,7 @@ class Server:
             if not again:
                 break
             outcomes = self.transport.deliver([asks[i] for i in again], [_limit(specs[i][1]) for i in again])
-            for i, outcome in zip(again, self.watch(outcomes, len(again), asks[again[0]].job), strict=True):
+            for i, outcome in zip(again, self.watch(outcomes, len(again), asks[again[0]].job.partition(":")[2]), strict=True):
                 ask, (mark, expected) = asks[i], specs[i]
                 reply = self._received(ask, outcome, expected)
                 if isinstance(reply, Failure):
@@ -402,12 +434,11 @@ class Server:
     def _note(self, requests: Sequence[tuple[Mark, Mapping[int, Payload]]], failures: Mapping[int, str]) -> None:
         for mark, messages in requests:
             lost = [k for k in messages if k in failures]
-            if mark.evaluates:  # an evaluation changes nothing, also not who counts as missing
-                continue
-            self.missing.difference_update(messages)
-            self.missing.update(lost)
+            if not mark.evaluates:  # an evaluation changes nothing, also not who counts as missing
+                self.missing.difference_update(messages)
+                self.missing.update(lost)
             if lost:
-                self.absences.append((mark.name, tuple(lost)))
+                self.absences += [(mark.name, tuple(lost))] * (not mark.evaluates)
                 reasons = "; ".join(f"user {k}: {_printable(failures[k])}" for k in lost[:5]) + ("; …" if len(lost) > 5 else "")
                 log.warning("%s failed on %d of %d users: %s", mark.name.partition(":")[2], len(lost), len(messages), reasons)
         if len(self.missing) > self.missing_at_most:
@@ -438,12 +469,12 @@ class Federation:
         width = self.server.phi[mark.features][0] if mark.features else 0
         expected = expected_reply(mark, message, {**self.server.facts, "d": width})
         tables = {}
-        for name, (dtype, shape) in expected.items():
-            fill = missing if dtype.kind == "f" else 0 if np.isnan(missing) else int(missing)
-            tables[name] = np.full((self.K, *shape), fill, dtype)
+        for name, part in expected.items():
+            fill = missing if part.dtype.kind == "f" else 0 if np.isnan(missing) else int(missing)
+            tables[name] = np.full((self.K, *part.shape), fill, part.dtype)
         for k, reply in self._replies(job, dict.fromkeys(self.users, message)):
-            for name, part in reply.items():
-                tables[name][k] = part
+            for name, values in reply.items():
+                tables[name][k] = values
         return tables
 
     def mean(self, job: Job, messages: Mapping[int, Payload], weights: Num[np.ndarray, "K M"]) -> list[Payload | None]:
@@ -463,7 +494,12 @@ class Federation:
 
     def only(self, users: Collection[int]) -> "Federation":
         """The federation of those of its users."""
-        return Federation(self.server, [k for k in self.users if k in set(users)], self._gather)
+        members = set(users)
+        return Federation(self.server, [k for k in self.users if k in members], self._gather)
+
+    def watch(self, items: Collection[T], name: str) -> Iterable[T]:
+        """The items, under the progress bar of the run if it has one: for what the server itself computes at length."""
+        return self.server.watch(iter(items), len(items), name)
 
     def rng(self, name: str, *numbers: int) -> np.random.Generator:
         """The server's randomness for one purpose."""
@@ -487,7 +523,7 @@ def _add(total: Any, part: Any, weight: float) -> Any:
 def _divided(part: Any, total: float, kind: Any) -> Any:
     if isinstance(part, Mapping):
         return {name: _divided(item, total, kind[name]) for name, item in part.items()}
-    return np.asarray(part / total).astype(kind[0])
+    return np.asarray(part / total).astype(kind.dtype)
 
 
 def federation(
@@ -516,6 +552,8 @@ def checkpoint(fed: Federation, since: Round) -> Payload:
     return {
         "round": {name: getattr(since, name) for name in since.__dataclass_fields__},
         "start": server.start,
+        "number": server.number,
+        "seconds": dict(server.seconds),
         "counts": counts,
         "named": {str(k): name for k, name in server.named.items()},
         "missing": sorted(server.missing),
@@ -527,7 +565,8 @@ def checkpoint(fed: Federation, since: Round) -> Payload:
 def resume(fed: Federation, saved: Payload) -> Round:
     """Puts a new federation where the checkpoint was, and gives the Round to go on from."""
     server = fed.server
-    server.start = int(saved["start"]) + 1
+    server.start, server.number = int(saved["start"]) + 1, int(saved["number"])
+    server.seconds.update(saved["seconds"])
     server.counts = Counter({(job, int(k)): count for job, counts in saved["counts"].items() for k, count in counts.items()})
     server.named = {int(k): name for k, name in saved["named"].items()}
     server.saved = dict(server.named)

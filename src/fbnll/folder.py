@@ -1,5 +1,6 @@
 """A run folder: config.json, history.jsonl, the last round's checkpoint, result.json, models and the data of figures."""
 
+import hashlib
 import json
 import os
 import platform
@@ -13,6 +14,11 @@ import numpy as np
 
 from fbnll.payload import Payload, pack, unpack
 
+try:
+    import fcntl
+except ImportError:  # Windows: two runs in one folder are not noticed there
+    fcntl = None  # type: ignore[assignment]
+
 PACKAGES = ("fbnll", "numpy", "scipy", "torch")
 
 
@@ -25,11 +31,17 @@ def write_atomically(path: Path, content: str | bytes) -> None:
             file.write(content.encode() if isinstance(content, str) else content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(part, 0o644)
+        os.chmod(part, 0o666 & ~_umask())
         os.replace(part, path)
     except BaseException:
         Path(part).unlink(missing_ok=True)
         raise
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)  # it can only be read by setting it
+    os.umask(mask)
+    return mask
 
 
 def to_json(value: Any, indent: int | None = 2) -> str:
@@ -52,6 +64,7 @@ class RunFolder:
 
     def __init__(self, path: Path, config: Payload, resume: bool):
         self.path, self.config = path, config
+        self._descriptor: int | None = None
         existing = self._read("config.json")
         if path.exists() and not path.is_dir():
             raise ValueError(f"a run folder must be a folder, but {path} is a file")
@@ -60,36 +73,70 @@ class RunFolder:
         if existing is not None and not resume:
             raise ValueError(f"a run folder must be new or empty, but {path} holds a run already; --resume continues it")
         if existing is not None:
-            before = existing["experiment"]
+            before = existing.get("experiment")
+            if not isinstance(before, dict):
+                raise ValueError(f"{path / 'config.json'} must be a configuration that this library wrote, but it is not")
             differing = [name for name, value in json.loads(to_json(config)).items() if before.get(name) != value]
             if differing:
                 came = ", ".join(f"{name} is {config[name]!r} instead of {before.get(name)!r}" for name in differing)
                 raise ValueError(f"a run must be resumed with its own settings, but {came}")
-        self.resumed = existing is not None
+            self._lock()
+        self.existing, self.begun = existing, existing is not None
+
+    def check(self, data: str) -> None:
+        """Refuses to go on with other data than the run began with; `data` is a hash of them."""
+        if self.existing and self.existing.get("data") != data:
+            raise ValueError(f"a run must be resumed with its own data, but these are not those that {self.path} began with")
 
     def begin(self, command: str | None, device: str, extra: Payload) -> None:
-        """Writes the configuration, with seed, device and versions; the folder is made only now, when a run has something to put there."""
-        if self.resumed:
+        """Writes the configuration, with seed, device and versions; the folder is made only now, when a run has something to put there.
+
+        Nothing happens where that was done before.
+        """
+        if self.begun:
             return
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock()
+        if self._read("config.json") is not None:
+            self.release()
+            raise ValueError(f"a run folder must be new or empty, but another run has begun in {self.path} meanwhile")
         versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES if _installed(name)}}
         config = {"experiment": self.config, "seed": self.config["seed"], "device": device, "versions": versions, "command": command}
         write_atomically(self.path / "config.json", to_json({**config, **extra}))
+        self.begun = True
 
     def checkpoint(self) -> Payload | None:
         path = self.path / "checkpoint.bin"
-        if not self.resumed or not path.exists():
+        if not self.existing or not path.exists():
             return None
-        try:
-            return unpack(path.read_bytes())
-        except ValueError as error:
-            raise ValueError(f"{path} must be a checkpoint that this library wrote, but it is not: {error}") from None
+        data = path.read_bytes()
+        if hashlib.sha256(data[:-32]).digest() != data[-32:]:
+            raise ValueError(f"{path} must be a checkpoint as this library wrote it, but it is damaged")
+        return unpack(data[:-32])
 
     def record(self, line: Payload, checkpoint: Payload) -> None:
         """A round's line in the history, and behind it the checkpoint that makes the round last."""
         rounds = [entry for entry in self.history() if entry["round"] < line["round"]]
         lines = "".join(to_json(entry, indent=None) for entry in [*rounds, line])
         write_atomically(self.path / "history.jsonl", lines)
-        write_atomically(self.path / "checkpoint.bin", pack(checkpoint))
+        data = pack(checkpoint)
+        write_atomically(self.path / "checkpoint.bin", data + hashlib.sha256(data).digest())
+
+    def _lock(self) -> None:
+        """Keeps the folder to this run until `release`, or until its process ends."""
+        if fcntl is None:
+            return
+        self._descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self.release()
+            raise ValueError(f"a run folder must be written by one run at a time, but another one is at work in {self.path}") from None
+
+    def release(self) -> None:
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
 
     def history(self) -> list[Payload]:
         path = self.path / "history.jsonl"
@@ -110,9 +157,12 @@ class RunFolder:
     def _read(self, name: str) -> Payload | None:
         path = self.path / name
         try:
-            return json.loads(path.read_text()) if path.is_file() else None
+            value = json.loads(path.read_text()) if path.is_file() else None
         except ValueError:
-            raise ValueError(f"{path} must be JSON that this library wrote, but it is not") from None
+            value = []
+        if value is not None and not isinstance(value, dict):
+            raise ValueError(f"{path} must be JSON that this library wrote, but it is not")
+        return value
 
 
 def _installed(name: str) -> bool:

@@ -142,11 +142,6 @@ def set_weights(net: nn.Module, w: Weights) -> None:
         value.copy_(torch.tensor(w[name]))
 
 
-def count(net: nn.Module) -> int:
-    """How many numbers are trained."""
-    return sum(p.numel() for p in net.parameters())
-
-
 def resolve_device(name: str) -> str:
     """Where to compute: "auto" is the first of cuda, mps and cpu that this machine has."""
     available = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available(), "cpu": True}

@@ -1,5 +1,6 @@
 """Label noise: what a user's true labels look like as the user was given them."""
 
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -40,7 +41,7 @@ def corrupt(
         alpha = rng.uniform(beta, 1) if rng.random() < rho else 0.0
     elif not len(others):
         raise ValueError(f"{noise} noise must find its target in another task, but there is only one task")
-    n_noisy = rng.binomial(len(y), alpha) if coin else int(alpha * len(y))
+    n_noisy = rng.binomial(len(y), alpha) if coin else whole_part(alpha, len(y))
     candidates = _one_class_after_another(y, task, rng) if noise == "class_dependent" else rng.permutation(len(y))
     if n_noisy > len(candidates):
         raise ValueError(
@@ -49,6 +50,15 @@ def corrupt(
     given = y.copy()
     given[candidates[:n_noisy]] = rng.integers(C, size=n_noisy) if noise == "uniform" else rng.choice(others)
     return given
+
+
+def whole_part(share: float | int, n: int) -> int:
+    """⌊share · n⌋ of a share that is written in decimals.
+
+    >>> whole_part(0.29, 100), int(0.29 * 100)
+    (29, 28)
+    """
+    return math.floor(share * n + 1e-9)
 
 
 def _one_class_after_another(y: Int[ndarray, " n"], task: Sequence[int], rng: np.random.Generator) -> Int[ndarray, " n_task"]:

@@ -9,6 +9,8 @@ import numpy as np
 from jaxtyping import Int
 from numpy import ndarray
 
+from fbnll.noise import whole_part
+
 Tasks = tuple[tuple[int, ...], ...]
 
 _CIFAR10: dict[int, Tasks] = {
@@ -79,7 +81,7 @@ def partition(
     rest = np.setdiff1d(np.arange(len(y)), clean)
     tau = np.sort(np.arange(K) % M)  # 20 users in three tasks: 7, 7, 6
     of_task = [rng.permutation(rest[np.isin(y[rest], T)]) for T in tasks]
-    pooled = [int(impurity * len(samples)) for samples in of_task]
+    pooled = [whole_part(impurity, len(samples)) for samples in of_task]
     pool = rng.permutation(np.concatenate([samples[:n] for samples, n in zip(of_task, pooled)]))
     own = [part for m in range(M) for part in np.array_split(of_task[m][pooled[m] :], (tau == m).sum())]
     users = tuple(np.sort(np.concatenate(parts)) for parts in zip(own, np.array_split(pool, K)))

@@ -3,7 +3,7 @@
 import json
 import math
 import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ def unpack(data: bytes) -> Payload:
     if length > len(data) - start:
         raise ValueError(f"a header of {length} bytes must fit in the message, but {len(data) - start} bytes follow")
     try:
-        header = json.loads(data[start : start + length].decode(), parse_constant=_refuse_constant)
+        header = json.loads(data[start : start + length].decode(), parse_constant=_finite, parse_float=_finite)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the header of a message must be JSON, but it is not: {type(error).__name__}") from None
     position = start + length
@@ -72,7 +72,10 @@ def unpack(data: bytes) -> Payload:
         position += _padded(array.nbytes)
         return array
 
-    value = _with_arrays(header, read)
+    try:
+        value = _with_arrays(header, read)
+    except RecursionError:
+        raise ValueError("the header of a message must not be nested so deep") from None
     if not isinstance(value, dict):
         raise ValueError(f"a message must be a dictionary, but it is a {type(value).__name__}")
     if position != len(data):
@@ -100,15 +103,6 @@ def copied(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [copied(item) for item in value]
     return np.array(value, order="C") if isinstance(value, np.ndarray) else value
-
-
-def arrays_in(value: Any) -> Iterator[np.ndarray]:
-    """Every array of a message, in the order in which they travel."""
-    if isinstance(value, np.ndarray):
-        yield value
-    elif isinstance(value, Mapping | list | tuple):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from arrays_in(item)
 
 
 def _header(value: Payload, arrays: list[np.ndarray]) -> bytes:
@@ -144,8 +138,8 @@ def _described(entry: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
     if not isinstance(entry, list) or not entry or len(entry) > 33 or not isinstance(entry[0], str) or entry[0] not in DTYPES:
         raise ValueError(f"an array must be described by its dtype and shape, but it is described by {str(entry)[:80]}")
     shape = tuple(entry[1:])
-    if any(type(length) is not int or not 0 <= length < 2**40 for length in shape):
-        raise ValueError(f"lengths of an array must be integers from 0 on, but they are {str(shape)[:80]}")
+    if any(type(length) is not int or length < 0 for length in shape) or math.prod(max(length, 1) for length in shape) >= 2**40:
+        raise ValueError(f"lengths of an array must be integers from 0 on that memory could hold, but they are {str(shape)[:80]}")
     return DTYPES[entry[0]], shape
 
 
@@ -153,5 +147,8 @@ def _padded(nbytes: int) -> int:
     return nbytes + -nbytes % ALIGN
 
 
-def _refuse_constant(name: str) -> None:
-    raise ValueError(f"numbers must be finite, but one is {name}")
+def _finite(text: str) -> float:
+    number = float(text)
+    if not math.isfinite(number):
+        raise ValueError(f"numbers must be finite, but one is {text[:20]}")
+    return number

@@ -52,6 +52,8 @@ def read_run(folder: Path) -> Run:
     if not (folder / "result.json").is_file():
         raise ValueError(f"A report is drawn from a folder that holds a result.json, but {folder} holds none")
     config, result, drawn = (parse(read(folder / name, "{}"), folder / name) for name in ("config.json", "result.json", "figures.json"))
+    if not isinstance(result.get("method"), str):
+        raise ValueError(f"{folder / 'result.json'} must be the result of a run, with its method, but it is not")
     lines = read(folder / "history.jsonl", "").split("\n")
     return Run(config, result, drawn, [parse(text, folder / "history.jsonl") for text in lines if text])
 
@@ -166,12 +168,12 @@ def headline(run: Run) -> Markup:
 
 def what_ran(run: Run) -> str:
     experiment, tasks = run.config.get("experiment") or {}, run.result.get("tasks")
-    rounds, noise = experiment.get("rounds"), str(experiment.get("noise", "")).replace("_", "-").replace(",", " and ")
+    rounds, noise = experiment.get("rounds"), str(experiment.get("noise", "")).replace("_", "-")
     said = several(run.result.get("users") or 0, "user")
     said += f" with {several(len(tasks), 'task')}" if tasks else ""
     said += f" on {several(len(classes_of(run)), 'class', 'classes')}"
     if noise and run.result.get("labels"):  # of users' own labels nobody knows which are wrong
-        said += ", clean labels" if noise == "none" else f", {noise} label noise"
+        said += ", clean labels" if noise == "none" else f", {noise.replace('none', 'no').replace(',', ' and ')} label noise"
     return said + ("." if rounds is None else f", {several(rounds, 'round')} of training." if rounds else ", no training.")
 
 

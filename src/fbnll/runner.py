@@ -1,5 +1,6 @@
 """A run: an Experiment and its users through a method; evaluation, history, checkpoints and progress are here, outside of methods."""
 
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,12 +17,15 @@ from fbnll.clustering import merge_tree
 from fbnll.data import progress
 from fbnll.experiment import Experiment
 from fbnll.features import FeatureMap, feature_map
-from fbnll.federation import Federation, Round, Transport, User, checkpoint, federation, resume
+from fbnll.federation import Federation, Round, Transport, User, checkpoint, federation, find_job, mark_of
+from fbnll.federation import resume as resumed
 from fbnll.folder import RunFolder
 from fbnll.methods import LABELS, load_method, settings_of
 from fbnll.payload import Payload
 from fbnll.scenario import Phi, Samples, Scenario, from_samples, simulated, stages_of
 from fbnll.transports import InProcess, Loopback, Processes
+
+log = logging.getLogger("fbnll")
 
 SGD = ("model", "stem", "epochs", "lr", "momentum", "weight_decay", "batch", "channels_last", "bf16")
 
@@ -65,23 +69,29 @@ def run(
     seconds: defaultdict[str, float] = defaultdict(float)
     methods = [e.method, *compare]
     stages = stages_of(e, methods, maps)
-    scenario = simulated(e, stages, seconds, quiet) if users is None else from_samples(e, users, reference, stages, quiet)
-    scenario.check(e, methods)
-    main = _Run(e, scenario, seconds, folder, quiet)
+    try:
+        scenario = simulated(e, stages, seconds, quiet) if users is None else from_samples(e, users, reference, stages, quiet)
+        scenario.check(e, methods)
+        result = _Run(e, scenario, seconds, folder, quiet, {"command": command, "compare": list(compare)}).result()
+        _finish(folder, result)
+        if compare:
+            begun = time.perf_counter()
+            others = [_Run(replace(e, method=name), scenario, defaultdict(float), None, quiet).result() for name in compare]
+            result.summary["comparison"] = [_row(result.summary), *[_row(other.summary) for other in others]]
+            result.summary["seconds"]["comparison"] = round(time.perf_counter() - begun, 3)
+            _finish(folder, result)
+    finally:
+        if folder:
+            folder.release()
+    return result
+
+
+def _finish(folder: RunFolder | None, result: Result) -> None:
     if folder:
-        folder.begin(command, _device(e), {"compare": list(compare)})
-    result = main.result()
-    if compare:
-        begun = time.perf_counter()
-        others = [_Run(replace(e, method=name), scenario, defaultdict(float), None, quiet).result() for name in compare]
-        result.summary["comparison"] = [_row(result.summary), *[_row(other.summary) for other in others]]
-        result.summary["seconds"]["comparison"] = round(time.perf_counter() - begun, 3)
-    if folder:
-        folder.finish(result.summary, result.figures, {f"cluster_{m}": w for m, w in enumerate(result.models) if w})
         from fbnll.report import write_report
 
+        folder.finish(result.summary, result.figures, {f"cluster_{m}": w for m, w in enumerate(result.models) if w})
         write_report(folder.path)
-    return result
 
 
 def _feature_maps(phi: Mapping[str, Phi], device: str) -> dict[str, FeatureMap]:
@@ -115,9 +125,21 @@ def _transport(e: Experiment, users: Sequence[User]) -> Transport:
 class _Run:
     """One method on one scenario."""
 
-    def __init__(self, e: Experiment, scenario: Scenario, seconds: defaultdict[str, float], folder: RunFolder | None, quiet: bool):
+    def __init__(
+        self,
+        e: Experiment,
+        scenario: Scenario,
+        seconds: defaultdict[str, float],
+        folder: RunFolder | None,
+        quiet: bool,
+        notes: Payload | None = None,
+    ):
         self.e, self.scenario, self.seconds, self.folder, self.quiet = e, scenario, seconds, folder, quiet
-        self.begun = time.perf_counter()
+        self.notes = notes or {}  # for the folder's configuration
+        self.begun = time.perf_counter() - seconds["data"] - seconds["features"]
+        self.data = scenario.fingerprint() if folder else ""
+        if folder:
+            folder.check(self.data)
         self.missing: list[Payload] = []
         self.accuracy: np.ndarray | None = None
         self.template: dict[str, np.ndarray] = {}  # weights, for their names and shapes
@@ -137,7 +159,11 @@ class _Run:
         try:
             facts = {"K": len(users), "C": len(self.scenario.classes)}
             fed = federation(transport, **facts, phi=self.scenario.phi, seed=e.seed, missing_at_most=e.missing_at_most)
-            fed.server.watch = lambda outcomes, total, name: progress(outcomes, name.partition(":")[2], self.quiet, total=total)
+            fed.server.watch = lambda items, total, name: progress(items, name, self.quiet, total=total)
+            with_samples = [k for k, user in enumerate(users) if len(user.given)]
+            if len(with_samples) < len(users):
+                fed = fed.only(with_samples)
+                log.warning("users without samples are left out: %s", ", ".join(map(str, sorted({*range(fed.K)} - {*with_samples}))))
             with threadpool_limits(1, "blas"):  # more threads wait for each other, and where a core is busy for twenty times as long
                 last = self._rounds(fed)
             summary, figures = self._summary(fed, last)
@@ -153,8 +179,10 @@ class _Run:
         saved = self.folder.checkpoint() if self.folder else None
         last = None
         if saved:
-            last = resume(fed, saved)
-            self.seconds.update(saved["notes"]["seconds"])
+            last = resumed(fed, saved)
+            before = saved["notes"]["seconds"]
+            self.begun -= before.pop("elapsed")
+            self.seconds.update(before)
             self.missing = saved["notes"]["missing"]
         bar = progress(None, e.method, self.quiet, total=e.rounds, initial=last.number if last else 0, unit="round")
         with bar:
@@ -190,13 +218,14 @@ class _Run:
     def _record(self, fed: Federation, now: Round, seconds: float) -> None:
         if self.folder is None:
             return
+        self.folder.begin(self.notes["command"], _device(self.e), {"compare": self.notes["compare"], "data": self.data})
         up, down = _bytes(fed)
         missing = sorted({k for entry in self.missing if entry["round"] == now.number for k in entry["users"]})
         line: Payload = {"round": now.number, "accuracy": None, "missing": missing, "bytes_up": up, "bytes_down": down, "seconds": seconds}
         if self.accuracy is not None and self.scenario.truth is not None:
             accuracy = evaluation.accuracy_summary(self.accuracy, self.scenario.truth)
             line["accuracy"] = {"mean": accuracy["mean"], "per_task": [task["mean"] for task in accuracy["per_task"]]}
-        notes = {"seconds": dict(self.seconds), "missing": self.missing}
+        notes = {"seconds": {**self.seconds, "elapsed": time.perf_counter() - self.begun}, "missing": self.missing}
         self.folder.record(line, {**checkpoint(fed, now), "notes": notes})
 
     def _summary(self, fed: Federation, last: Round) -> tuple[Payload, Payload]:
@@ -207,7 +236,7 @@ class _Run:
         stages = {
             **self.seconds,
             **fed.server.seconds,
-            "total": time.perf_counter() - self.begun + self.seconds["data"] + self.seconds["features"],
+            "total": time.perf_counter() - self.begun,
         }
         summary = {
             "method": e.method,
@@ -237,14 +266,14 @@ class _Run:
 
     def _traffic(self, fed: Federation) -> Payload:
         up, down = _bytes(fed)
-        clustering = [f"fbnll.methods.fb_nll:{job}" for job in ("top_eigenvectors", "relevances")]
         traffic = fed.server.traffic
+        clustering = [job for job in traffic if mark_of(find_job(job)).features == "clustering"]
         apart = [counted for job, counted in traffic.items() if job.startswith("fbnll.evaluation:")]
         return {
             "up": up,
             "down": down,
             "per_job": {job: {name: counted[name] for name in ("asks", "up", "down")} for job, counted in sorted(traffic.items())},
-            "clustering": sum(traffic[job]["up"] + traffic[job]["down"] for job in clustering if job in traffic) or None,
+            "clustering": sum(traffic[job]["up"] + traffic[job]["down"] for job in clustering) or None,
             "one_model_exchange": 2 * fed.K * sum(part.nbytes for part in self.template.values()) or None,
             "evaluation": {name: sum(counted[name] for counted in apart) for name in ("up", "down")},
         }

@@ -1,5 +1,6 @@
 """What exists before a method is chosen: users with their inputs, given labels and features, the server's clean set, and the truth."""
 
+import hashlib
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +39,14 @@ class Scenario:
     @property
     def phi(self) -> dict[str, tuple[int, str]]:
         return {stage: (parts[0].shape[1], self.fingerprints[stage]) for stage, parts in self.features.items()}
+
+    def fingerprint(self) -> str:
+        """A hash of all that a run is made from: inputs, given labels, the clean set, and which features."""
+        digest = hashlib.sha256(str(sorted(self.fingerprints.items())).encode())
+        for part in (*self.X, *self.given, *((self.reference.X, self.reference.y) if self.reference else ())):
+            digest.update(f"{part.dtype} {part.shape}".encode())
+            digest.update(np.ascontiguousarray(part).data)
+        return digest.hexdigest()
 
     def check(self, e: Experiment, methods: Sequence[str]) -> None:
         """Refuses what the methods could not work with, before anything is written."""
@@ -115,6 +124,9 @@ def simulated(e: Experiment, stages: Mapping[str, Phi], seconds: defaultdict[str
     dataset = data.load(e.dataset, e.data_dir, quiet)
     dealt = deal(e, dataset.y_train, len(dataset.classes))
     parts = dealt.parts
+    for task, classes in enumerate(dealt.tasks):
+        if not np.isin(dataset.y_test, classes).any():
+            raise ValueError(f"every task must have test samples, but task {task} with the classes {list(classes)} has none")
     seconds["data"] += time.perf_counter() - begun
     maps = {stage: feature_map(phi, device=e.device) for stage, phi in stages.items()}
     begun = time.perf_counter()
@@ -166,6 +178,8 @@ def from_samples(
     C = max([int(y.max()) for _, y in checked if len(y)], default=-1) + 1
     if C < 1:
         raise ValueError("some user must have samples, but none has")
+    if C > data.MOST_CLASSES:
+        raise ValueError(f"labels must be from 0 to {data.MOST_CLASSES - 1}, but one is {C - 1}")
     shapes = {X.shape[1:] for X, _ in checked if len(X)}
     if len(shapes) > 1:
         raise ValueError(f"samples of all users must have one shape, but they have {sorted(shapes)}")
@@ -195,6 +209,8 @@ def from_samples(
 
 def _checked_samples(who: str, X: np.ndarray, y: np.ndarray) -> Samples:
     X, y = np.asarray(X), np.asarray(y)
+    if X.ndim < 2 or X.dtype.kind not in "buif":
+        raise ValueError(f"samples of {who} must be real numbers with a row a sample, but they are {X.dtype} {X.shape}")
     if y.ndim != 1 or len(X) != len(y):
         raise ValueError(f"{who} must have one label for each sample, but there are labels {y.shape} for samples {X.shape}")
     if len(y) and not (np.issubdtype(y.dtype, np.integer) and y.min() >= 0):

@@ -84,7 +84,7 @@ def similarity_matrix(features: Sequence[Float[ndarray, "_ d"]], q: int, eps: fl
 def class_subspaces(Z: Float[ndarray, "n d"], y: Int[ndarray, " n"], C: int, l: int, eps: float | int = 0) -> Float[ndarray, "{C} d {l}"]:
     """The principal subspaces Q_l^c of the classes 0 … C-1; zeros for a class without samples."""
     if len(y) and not 0 <= y.min() <= y.max() < C:
-        raise ValueError(f"labels must be between 0 and {C - 1}, but they go from {y.min()} to {y.max()}")
+        raise ValueError(f"labels must be between 0 and {C - 1}, but some are not")  # and not which: a user's error is told to the server
     if not 1 <= l <= Z.shape[1]:
         raise ValueError(f"l must be from 1 to the feature dimension, but l is {l} and features have {Z.shape[1]} columns")
     return np.stack([top_eigenpairs(Z[y == c], l, eps)[1] for c in range(C)])
@@ -127,7 +127,8 @@ def _eigenpairs(Z: Float[ndarray, "n d"], gram: Float[ndarray, "m m"], q: int, e
     rank = int((ascending > tolerance * ascending[-1]).sum())
     lam[:rank] = ascending[::-1][:rank]
     U = U[:, ::-1][:, :rank]
-    V[:, :rank] = U if n >= d else Z.T @ U / np.sqrt(n * lam[:rank])
+    V[:, :rank] = U if n >= d else Z.T @ U
+    V[:, :rank] /= np.linalg.norm(V[:, :rank], axis=0)  # not √(nλ): the smallest λ are known less well than directions
     return lam, V
 
 

@@ -79,6 +79,9 @@ class Processes(InProcess):
                 worker.close()
         for lane in self._lanes:
             lane.shutdown(cancel_futures=True)
+        for worker in self.workers:  # one that was being started in the meantime
+            if worker is not None:
+                worker.close()
 
     def _answer(self, ask: Ask) -> Payload | Failure:
         user = self.users[ask.user]

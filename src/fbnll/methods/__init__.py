@@ -41,6 +41,8 @@ def load_method(name: str) -> Method:
 
 def settings_of(method: Method) -> set[str]:
     """The settings that a method names in its signature, and clustered FedAvg's where it passes settings on."""
+    from fbnll.methods.fedavg import clustered_fedavg
+
     parameters = inspect.signature(method).parameters.values()
-    passed_on = {"sgd", "participation", "weighted"} if any(p.kind is p.VAR_KEYWORD for p in parameters) else set()
+    passed_on = settings_of(clustered_fedavg) if any(p.kind is p.VAR_KEYWORD for p in parameters) else set()
     return {p.name for p in parameters if p.kind is p.KEYWORD_ONLY} | passed_on

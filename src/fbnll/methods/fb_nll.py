@@ -1,6 +1,7 @@
 """FB-NLL (Algorithm 1): cluster users by the spectra of their features, correct their labels (Procedure 2), then FedAvg per cluster."""
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,12 +15,12 @@ from fbnll.payload import Payload
 from fbnll.spectral import class_subspaces, relevance, top_eigenpairs
 
 
-@on_user(reply={"V": "f4 d q"}, features="clustering", once=True)
+@on_user(reply={"V": "f4 d q, orthonormal"}, features="clustering", once=True)
 def top_eigenvectors(user: Desk, message: Payload, rng: np.random.Generator) -> Payload:
     return {"V": top_eigenpairs(user.features, message["q"], message["eps"])[1]}
 
 
-@on_user(reply={"r": "f8 K"}, features="clustering", once=True)
+@on_user(reply={"r": "f8 K, from 0 to 1"}, features="clustering", once=True)
 def relevances(user: Desk, message: Payload, rng: np.random.Generator) -> Payload:
     return {"r": relevance(user.features, message["V"], message["eps"])}
 
@@ -34,10 +35,10 @@ def cluster_by_features(
     return hac(R, M, linkage), R  # −1 for a user that did not answer
 
 
-@on_user(reply={"V": "f4 C d q1"}, features="correction", keeps="slots", once=True)
+@on_user(reply={"V": "f4 C d q1, orthonormal"}, features="correction", keeps="slots", once=True)
 def class_signatures(user: Desk, message: Payload, rng: np.random.Generator) -> Payload:
     """The user's class subspaces in a random order that it keeps to itself: the server cannot tell which class is which."""
-    user.state["slots"] = rng.permutation(user.C)
+    user.state["slots"] = user.private_rng.permutation(user.C)
     return {"V": class_subspaces(user.features, user.labels, user.C, message["q1"])[user.state["slots"]]}
 
 
@@ -56,10 +57,14 @@ def correct_labels(fed: Federation, reference: Reference, q1: int, l: int, tau_s
     """Procedure 2 in two asks; what is decided and relabelled stays with the users."""
     Z_s, y_s = reference.features, reference.y
     Q = class_subspaces(Z_s, y_s, fed.C, max(q1, l)).astype(np.float32)
-    sizes, tau = auto_thresholds(Z_s, y_s, fed.C, q1, l, fed.rng("tau_sim")) if tau_sim == "auto" else (np.ones(1), np.full(1, tau_sim))
+    if tau_sim == "auto":
+        sizes, tau = auto_thresholds(Z_s, y_s, fed.C, q1, l, fed.rng("tau_sim"), partial(fed.watch, name="threshold"))
+    else:
+        sizes, tau = np.ones(1), np.full(1, tau_sim)
     signatures = fed.ask_all(class_signatures, {"q1": q1})
     common = {"Q": Q, "q1": q1, "l": l, "sizes": sizes, "tau": tau}
-    fed.ask(relabel, {k: {"r": server_relevance(Z_s, y_s, reply["V"]), **common} for k, reply in signatures.items()})
+    answers = fed.watch(signatures.items(), "relevances of classes")
+    fed.ask(relabel, {k: {"r": server_relevance(Z_s, y_s, reply["V"]), **common} for k, reply in answers})
 
 
 def fb_nll(

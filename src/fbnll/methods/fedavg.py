@@ -19,7 +19,7 @@ def train(user: Desk, message: Payload, rng: np.random.Generator) -> Payload:
     return {"w": local_sgd(message["w"], user.X, user.labels, rng, C=user.C, **message["sgd"])[0]}
 
 
-@on_user(reply={"n": "i8"})
+@on_user(reply={"n": "i8, not negative"}, once=True)
 def sample_count(user: Desk, message: Payload, rng: np.random.Generator) -> Payload:
     return {"n": len(user.labels)}
 
@@ -35,8 +35,9 @@ def clustered_fedavg(
     m, w, memory = since.clusters, list(since.models), since.memory
     CI = membership(m, len(w))
     for t in range(since.number, rounds):
-        if weighted and "n" not in memory:
-            memory = {**memory, "n": fed.table(sample_count, missing=0)["n"]}
+        if weighted:
+            known = np.array(memory["n"]) if "n" in memory else np.zeros(fed.K, np.int64)
+            memory = {**memory, "n": known + fed.only(np.flatnonzero(known == 0).tolist()).table(sample_count, missing=0)["n"]}
         users = participants(fed, m, participation, t)
         weights = CI * memory["n"][:, None] if weighted else CI
         means = fed.mean(train, {k: {"w": w[m[k]], "sgd": sgd} for k in users}, weights)

@@ -16,7 +16,7 @@ from fbnll.payload import Payload
 log = logging.getLogger("fbnll")
 
 
-@on_user(reply={"F": "f8 M"})
+@on_user(reply={"F": "f8 M, not negative"})
 def losses(user: Desk, message: Payload, rng: np.random.Generator) -> Payload:
     """F_k(w_m): the mean cross-entropy of every model on all samples of the user."""
     from fbnll.training import predict
