@@ -270,6 +270,7 @@ BAD = {
     "users without data": ({"users": 1400}, "must"),
     "one task with noise of other tasks": ({"tasks": 1}, "must"),
     "features": ({"phi_clustering": "vgg"}, "must"),
+    "workers": ({"transport": "loopback", "workers": 3}, "workers above 1 must go with the transport processes, but it is loopback"),
     "device": ({"device": "tpu"}, "device must be one of"),
 }
 

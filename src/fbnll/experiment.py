@@ -149,6 +149,8 @@ def _check(e: Experiment) -> None:
         if getattr(e, name) not in choices:
             because = ": it needs distances in a Euclidean space" if getattr(e, name) == "ward" else ""
             raise ValueError(f"{name} must be one of {', '.join(filter(None, choices))}, but it is {getattr(e, name)!r}{because}")
+    if e.workers > 1 and e.transport not in (None, "processes"):
+        raise ValueError(f"workers above 1 must go with the transport processes, but it is {e.transport}")
     M = e.tasks if isinstance(e.tasks, int) else len(e.tasks)
     if not 1 <= M <= e.users:
         raise ValueError(f"tasks must be from 1 to the number of users, but there are {M} tasks and {e.users} users")
