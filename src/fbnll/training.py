@@ -43,7 +43,7 @@ def local_sgd(
         if channels_last:
             convert_conv2d_weight_memory_format(net, torch.channels_last)
         net.to(device).train(min(len(y), batch) > 1)  # one sample has no variance: batch-norm then keeps to its running statistics
-        fused = not channels_last or None  # PyTorch's fused step is slower than its plain one where channels are last in memory
+        fused = all(p.is_contiguous() for p in net.parameters()) or None  # else PyTorch's fused step is slower than its plain one
         optimiser = torch.optim.SGD(net.parameters(), lr, momentum, weight_decay=weight_decay, fused=fused)
         inputs, labels = to_tensor(X).to(device), torch.tensor(y, device=device)
         precision = torch.autocast(device, torch.bfloat16) if bf16 else nullcontext()
