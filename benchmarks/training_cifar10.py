@@ -166,9 +166,9 @@ class Pair:
         return taken
 
 
-def measure_speed(cifar10: Dataset) -> Iterator[Row]:
+def measure_speed(cifar10: Dataset, only: str | None = None) -> Iterator[Row]:
     """One row per network, repeat and option, in this order, so that all options of a network see the same neighbours."""
-    for model, stem in progress(IMAGES, "networks"):
+    for model, stem in progress([network for network in IMAGES if only in (None, network[0])], "networks"):
         n = IMAGES[model, stem]
         X, y = cifar10.X_train[:n], cifar10.y_train[:n]
         pairs = {name: Pair(X, y, model, stem, **options) for name, options in OPTIONS.items()}
@@ -257,11 +257,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--data-dir", help="folder that holds cifar10 (default: $FBNLL_DATA)")
     parser.add_argument("--table", action="store_true", help="print the tables from the CSV, measure nothing")
+    parser.add_argument("--only", metavar="MODEL", help="measure the speed of this model alone, and keep all other rows of the CSV")
     args = parser.parse_args()
     if not args.table:
         torch.set_num_threads(1)
         cifar10 = load("cifar10", args.data_dir)
-        write_rows(RESULTS, [*measure_speed(cifar10), *measure_accuracy(cifar10)])
+        rows = [*measure_speed(cifar10, args.only)]
+        if args.only:
+            kept = [row for row in read_rows(RESULTS) if (row["question"], row["model"]) != ("speed", args.only)]
+            rows = sorted([*kept, *rows], key=lambda row: row["question"], reverse=True)
+        else:
+            rows += measure_accuracy(cifar10)
+        write_rows(RESULTS, rows)
     print(table(read_rows(RESULTS)))
 
 
