@@ -4,11 +4,10 @@
     .venv/bin/python benchmarks/clustering_cifar10.py --table                                     # prints the table from the CSV
 
 Users are those of `fbnll run --dataset cifar10 --tasks M --seed S --impurity I`; no label is looked at, so that label noise of any kind
-and amount gives the same numbers. The adaptive rank keeps directions with at least
-1 % of the energy of the strongest one (λ_i > .01 λ_1), at most 50: a cut-off fixed beforehand, not chosen on these data.
+and amount gives the same numbers. The adaptive rank keeps directions with at least 1 % of the energy of the strongest one
+(λ_i > .01 λ_1), at most 50: a cut-off fixed beforehand, not chosen on these data.
 """
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import product
@@ -23,7 +22,7 @@ from fbnll.experiment import Experiment
 from fbnll.features import cached, feature_map
 from fbnll.scenario import deal
 from fbnll.spectral import similarity_matrix
-from tables import read_rows, write_rows
+from tables import parser_of, read_rows, write_rows
 
 RESULTS = Path(__file__).parent / "results" / "clustering_cifar10.csv"
 TASKS, SEEDS, IMPURITIES = (2, 3, 5), range(5), (0, 0.08, 0.3)
@@ -57,10 +56,7 @@ def table(rows: Iterable[Mapping[str, str]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data-dir", help="folder that holds cifar10 (default: $FBNLL_DATA)")
-    parser.add_argument("--table", action="store_true", help="print the table from the CSV, measure nothing")
-    args = parser.parse_args()
+    args = parser_of(__doc__).parse_args()
     if not args.table:
         with threadpool_limits(1):
             write_rows(RESULTS, measure(args.data_dir))

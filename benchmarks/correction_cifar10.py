@@ -9,7 +9,6 @@ with the least noise left, chosen for each split and noise over all its seeds. A
 Users, impurity and noise are those of `fbnll run --dataset cifar10 --tasks M --noise N --seed S --rounds 0`.
 """
 
-import argparse
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -28,7 +27,7 @@ from fbnll.features import cached, feature_map
 from fbnll.federation import generator
 from fbnll.scenario import deal
 from fbnll.spectral import class_subspaces, projection_energy, relevance_by_rank
-from tables import read_rows, spread, write_rows
+from tables import parser_of, read_rows, spread, write_rows
 
 RESULTS = Path(__file__).parent / "results" / "correction_cifar10.csv"
 TASKS, NOISES, SEEDS = (2, 3, 5), ("class_independent", "class_dependent", "uniform"), range(5)
@@ -124,10 +123,7 @@ def table(rows: Iterable[Mapping[str, str]]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data-dir", help="folder that holds cifar10 (default: $FBNLL_DATA)")
-    parser.add_argument("--table", action="store_true", help="print the table from the CSV, measure nothing")
-    args = parser.parse_args()
+    args = parser_of(__doc__).parse_args()
     if not args.table:
         settings = [Setting(*values) for values in product(TASKS, NOISES, SEEDS)]
         features = cached(feature_map("efficientnet_lite0"), load("cifar10", args.data_dir).X_train)  # once, not in every worker

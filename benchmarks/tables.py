@@ -5,6 +5,7 @@
 A table stands in a document between the lines `<!-- table: NAME -->` and `<!-- end -->`, where NAME is that of a script in this folder.
 """
 
+import argparse
 import csv
 import importlib
 import os
@@ -12,6 +13,14 @@ import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from statistics import mean, pstdev
+
+
+def parser_of(description: str | None) -> argparse.ArgumentParser:
+    """The arguments that every benchmark on real data takes; `description` is its docstring."""
+    parser = argparse.ArgumentParser(description=(description or "").split("\n")[0])
+    parser.add_argument("--data-dir", help="folder that holds cifar10 (default: $FBNLL_DATA)")
+    parser.add_argument("--table", action="store_true", help="print the table from the CSV, measure nothing")
+    return parser
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, object]]) -> None:

@@ -16,7 +16,6 @@ Options are of training alone; evaluation is in fp32. channels_last computes the
 rounding alone makes.
 """
 
-import argparse
 import time
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -37,7 +36,7 @@ from fbnll.models import cnn, initial_weights, mlp
 from fbnll.partition import tasks_of
 from fbnll.runner import run
 from fbnll.training import local_sgd, to_tensor
-from tables import read_rows, write_rows
+from tables import parser_of, read_rows, write_rows
 
 RESULTS = Path(__file__).parent / "results" / "training_cifar10.csv"
 OPTIONS: dict[str, dict[str, bool]] = {
@@ -254,9 +253,7 @@ def _markdown(values: Cells, cell: Callable[[str, str], str]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--data-dir", help="folder that holds cifar10 (default: $FBNLL_DATA)")
-    parser.add_argument("--table", action="store_true", help="print the tables from the CSV, measure nothing")
+    parser = parser_of(__doc__)
     parser.add_argument("--only", metavar="MODEL", help="measure the speed of this model alone, and keep all other rows of the CSV")
     args = parser.parse_args()
     if not args.table:

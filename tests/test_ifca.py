@@ -87,7 +87,7 @@ def test_models_are_drawn_until_every_cluster_has_a_user(fed):
         drawn.append(len(drawn))
         return weights(0 if len(drawn) <= 2 else len(drawn))  # the first two are the same: everybody joins the first
 
-    m, w, _ = initial_clusters(fed, init, 2, SGD, 50)
+    m, w = initial_clusters(fed, init, 2, SGD, 50)
     assert set(m) == {0, 1}
     assert len(drawn) > 2
     assert bits(w) == bits([weights(len(drawn) - 1), weights(len(drawn))])
@@ -95,7 +95,7 @@ def test_models_are_drawn_until_every_cluster_has_a_user(fed):
 
 def test_after_so_many_draws_users_are_dealt_and_it_is_told(fed, caplog):
     with caplog.at_level(logging.WARNING, "fbnll"):
-        m, _, _ = initial_clusters(fed, lambda rng: weights(0), 2, SGD, 3)
+        m, _ = initial_clusters(fed, lambda rng: weights(0), 2, SGD, 3)
     assert sorted(m.tolist()) == [0, 0, 1, 1]
     assert "no 2 random models in 3 draws gave every cluster a user" in caplog.text
     assert fed.server.traffic[losses.mark.name]["asks"] == 3 * fed.K

@@ -187,14 +187,14 @@ def test_a_folder_that_holds_another_run_or_other_files_is_refused(done, tmp_pat
 def test_one_folder_is_written_by_one_run_at_a_time(tmp_path):
     first = RunFolder(tmp_path / "a", {"seed": 0}, False)
     second = RunFolder(tmp_path / "a", {"seed": 0}, False)
-    first.begin(None, "cpu", {})
+    first.begin()
     with pytest.raises(ValueError, match="must be written by one run at a time"):
-        second.begin(None, "cpu", {})
+        second.begin()
     with pytest.raises(ValueError, match="must be written by one run at a time"):
         RunFolder(tmp_path / "a", {"seed": 0}, True)
     first.release()
     with pytest.raises(ValueError, match="another run has begun"):
-        second.begin(None, "cpu", {})
+        second.begin()
     second.release()
 
 

@@ -115,11 +115,14 @@ def auto_thresholds(
     for _ in watch(range(SERVERS)):
         drawn = like_classes(Z_s, y_s, C, n_s + largest, 4 * q1, rng)
         server, users = [Z[:n] for Z, n in zip(drawn, n_s)], [Z[n:] for Z, n in zip(drawn, n_s)]
+        Q = _signatures(server, q1)
         for i, n in enumerate(sizes):
             counts = _compositions(int(n), C, int(np.clip(TRIALS // max(n, n_s.mean()), 50, 400)) // SERVERS, rng)
             given = [np.concatenate([rng.choice(Z, m, replace=False) for Z, m in zip(users, row)]) for row in counts]
+            V = _signatures(given, q1)
             true[i].append(counts / n)
-            r_avg[i].append(_mutual_relevance(given, server, q1))
+            from_server = np.stack([relevance(Z, V) for Z in server], axis=1)
+            r_avg[i].append((from_server + np.stack([relevance(Z, Q) for Z in given])) / 2)
     gained = [_gains(np.concatenate(r), np.concatenate(t), error2) for r, t in zip(r_avg, true)]
     expected, gains = (np.stack(parts) for parts in zip(*gained))
     gains = correlate1d(correlate1d(gains, np.full(5, 1 / 5), axis=1, mode="nearest"), np.array([1, 2, 1]) / 4, axis=0, mode="nearest")
@@ -177,10 +180,8 @@ def _compositions(n: int, C: int, trials: int, rng: np.random.Generator) -> Int[
     return true
 
 
-def _mutual_relevance(given: Sequence[Float[ndarray, "_ d"]], clean: Sequence[Float[ndarray, "_ d"]], q1: int) -> Float[ndarray, "given C"]:
-    V, Q = (np.stack([top_eigenpairs(Z, q1)[1] for Z in classes]) for classes in (given, clean))
-    r: ndarray = (np.stack([relevance(Z, V) for Z in clean], axis=1) + np.stack([relevance(Z, Q) for Z in given])) / 2
-    return r
+def _signatures(classes: Sequence[Float[ndarray, "_ d"]], q1: int) -> Float[ndarray, "classes d {q1}"]:
+    return np.stack([top_eigenpairs(Z, q1)[1] for Z in classes])
 
 
 def _gains(

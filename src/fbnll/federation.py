@@ -437,8 +437,9 @@ class Server:
             if not mark.evaluates:  # an evaluation changes nothing, also not who counts as missing
                 self.missing.difference_update(messages)
                 self.missing.update(lost)
+                if lost:
+                    self.absences.append((mark.name, tuple(lost)))
             if lost:
-                self.absences += [(mark.name, tuple(lost))] * (not mark.evaluates)
                 reasons = "; ".join(f"user {k}: {_printable(failures[k])}" for k in lost[:5]) + ("; …" if len(lost) > 5 else "")
                 log.warning("%s failed on %d of %d users: %s", mark.name.partition(":")[2], len(lost), len(messages), reasons)
         if len(self.missing) > self.missing_at_most:

@@ -64,6 +64,7 @@ class RunFolder:
 
     def __init__(self, path: Path, config: Payload, resume: bool):
         self.path, self.config = path, config
+        self.facts: Payload = {}
         self._descriptor: int | None = None
         existing = self._read("config.json")
         if path.exists() and not path.is_dir():
@@ -83,13 +84,14 @@ class RunFolder:
             self._lock()
         self.existing, self.begun = existing, existing is not None
 
-    def check(self, data: str) -> None:
-        """Refuses to go on with other data than the run began with; `data` is a hash of them."""
+    def prepare(self, data: str, **facts: Any) -> None:
+        """Says what the configuration will hold beside the settings; `data` is a hash of the data, which must be those of its beginning."""
+        self.facts = {**facts, "data": data}
         if self.existing and self.existing.get("data") != data:
             raise ValueError(f"a run must be resumed with its own data, but these are not those that {self.path} began with")
 
-    def begin(self, command: str | None, device: str, extra: Payload) -> None:
-        """Writes the configuration, with seed, device and versions; the folder is made only now, when a run has something to put there.
+    def begin(self) -> None:
+        """Writes the configuration, with seed and versions; the folder is made only now, when a run has something to put there.
 
         Nothing happens where that was done before.
         """
@@ -101,8 +103,8 @@ class RunFolder:
             self.release()
             raise ValueError(f"a run folder must be new or empty, but another run has begun in {self.path} meanwhile")
         versions = {"python": platform.python_version(), **{name: metadata.version(name) for name in PACKAGES if _installed(name)}}
-        config = {"experiment": self.config, "seed": self.config["seed"], "device": device, "versions": versions, "command": command}
-        write_atomically(self.path / "config.json", to_json({**config, **extra}))
+        config = {"experiment": self.config, "seed": self.config["seed"], "versions": versions, **self.facts}
+        write_atomically(self.path / "config.json", to_json(config))
         self.begun = True
 
     def checkpoint(self) -> Payload | None:
@@ -116,6 +118,7 @@ class RunFolder:
 
     def record(self, line: Payload, checkpoint: Payload) -> None:
         """A round's line in the history, and behind it the checkpoint that makes the round last."""
+        self.begin()
         rounds = [entry for entry in self.history() if entry["round"] < line["round"]]
         lines = "".join(to_json(entry, indent=None) for entry in [*rounds, line])
         write_atomically(self.path / "history.jsonl", lines)

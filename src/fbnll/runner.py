@@ -72,7 +72,9 @@ def run(
     try:
         scenario = simulated(e, stages, seconds, quiet) if users is None else from_samples(e, users, reference, stages, quiet)
         scenario.check(e, methods)
-        result = _Run(e, scenario, seconds, folder, quiet, {"command": command, "compare": list(compare)}).result()
+        if folder:
+            folder.prepare(scenario.fingerprint(), device=_device(e), command=command, compare=list(compare))
+        result = _Run(e, scenario, seconds, folder, quiet).result()
         _finish(folder, result)
         if compare:
             begun = time.perf_counter()
@@ -125,21 +127,9 @@ def _transport(e: Experiment, users: Sequence[User]) -> Transport:
 class _Run:
     """One method on one scenario."""
 
-    def __init__(
-        self,
-        e: Experiment,
-        scenario: Scenario,
-        seconds: defaultdict[str, float],
-        folder: RunFolder | None,
-        quiet: bool,
-        notes: Payload | None = None,
-    ):
+    def __init__(self, e: Experiment, scenario: Scenario, seconds: defaultdict[str, float], folder: RunFolder | None, quiet: bool):
         self.e, self.scenario, self.seconds, self.folder, self.quiet = e, scenario, seconds, folder, quiet
-        self.notes = notes or {}  # for the folder's configuration
         self.begun = time.perf_counter() - seconds["data"] - seconds["features"]
-        self.data = scenario.fingerprint() if folder else ""
-        if folder:
-            folder.check(self.data)
         self.missing: list[Payload] = []
         self.accuracy: np.ndarray | None = None
         self.template: dict[str, np.ndarray] = {}  # weights, for their names and shapes
@@ -218,7 +208,6 @@ class _Run:
     def _record(self, fed: Federation, now: Round, seconds: float) -> None:
         if self.folder is None:
             return
-        self.folder.begin(self.notes["command"], _device(self.e), {"compare": self.notes["compare"], "data": self.data})
         up, down = _bytes(fed)
         missing = sorted({k for entry in self.missing if entry["round"] == now.number for k in entry["users"]})
         line: Payload = {"round": now.number, "accuracy": None, "missing": missing, "bytes_up": up, "bytes_down": down, "seconds": seconds}

@@ -74,12 +74,13 @@ class Processes(InProcess):
 
     def close(self) -> None:
         self._closed = True
-        for worker in self.workers:
-            if worker is not None:
-                worker.close()
+        self._end_workers()
         for lane in self._lanes:
             lane.shutdown(cancel_futures=True)
-        for worker in self.workers:  # one that was being started in the meantime
+        self._end_workers()  # one that was being started in the meantime
+
+    def _end_workers(self) -> None:
+        for worker in self.workers:
             if worker is not None:
                 worker.close()
 

@@ -34,20 +34,17 @@ def loss_table(fed: Federation, w: Sequence[Weights], sgd: Payload) -> Float[np.
     return L
 
 
-def initial_clusters(
-    fed: Federation, init: Init, M: int, sgd: Payload, draws: int
-) -> tuple[Int[np.ndarray, "K"], list[Weights], Float[np.ndarray, "K M"]]:
+def initial_clusters(fed: Federation, init: Init, M: int, sgd: Payload, draws: int) -> tuple[Int[np.ndarray, "K"], list[Weights]]:
     """Procedure 3: new random models until every cluster has a user, at most so many times; then equal clusters at random."""
     for draw in range(draws):
         w = [init(fed.rng("init", draw, cluster)) for cluster in range(M)]
-        L = loss_table(fed, w, sgd)
-        m = nearest(L)
-        if all((m == cluster).any() for cluster in range(M)):
-            return m, w, L
+        m = nearest(loss_table(fed, w, sgd))
+        if none_empty(m, M):
+            return m, w
     log.warning("no %d random models in %d draws gave every cluster a user: users are dealt to clusters at random", M, draws)
     there = np.flatnonzero(m >= 0)
     m[fed.rng("deal").permutation(there)] = np.arange(len(there)) % M
-    return m, w, L
+    return m, w
 
 
 def nearest(L: Float[np.ndarray, "K M"]) -> Int[np.ndarray, "K"]:
@@ -60,6 +57,10 @@ def nearest(L: Float[np.ndarray, "K M"]) -> Int[np.ndarray, "K"]:
     return np.where(known, np.where(known[:, None], L, 0).argmin(axis=1), -1)
 
 
+def none_empty(m: Int[np.ndarray, "K"], M: int) -> bool:
+    return all((m == cluster).any() for cluster in range(M))
+
+
 def reassociated(L: Float[np.ndarray, "K M"], m: Int[np.ndarray, "K"]) -> Int[np.ndarray, "K"]:
     """Procedure 4: every user to the model with its least loss or, if that leaves a cluster empty, to clusters of the sizes of before.
 
@@ -68,13 +69,13 @@ def reassociated(L: Float[np.ndarray, "K M"], m: Int[np.ndarray, "K"]) -> Int[np
     >>> reassociated(np.array([[0.1, 0.9], [0.3, 0.8], [0.2, 0.7]]), np.array([0, 1, 0]))
     array([0, 1, 0])
     """
-    known = np.isfinite(L).all(axis=1)
-    chosen = np.where(known, nearest(L), m)
-    clusters = range(L.shape[1])
-    if all((chosen == cluster).any() for cluster in clusters):
+    least, M = nearest(L), L.shape[1]
+    known = least >= 0
+    chosen = np.where(known, least, m)
+    if none_empty(chosen, M):
         return chosen
     left = np.where(known[:, None], L, np.inf)
-    for cluster in clusters:
+    for cluster in range(M):
         size = int((known & (m == cluster)).sum())
         closest = left[:, cluster].argsort(kind="stable")[:size]  # of equal losses the first user
         chosen[closest] = cluster
@@ -96,7 +97,7 @@ def ifca_pfl(
     since: Round | None = None,
 ) -> Iterator[Round]:
     if since is None:
-        m, w, _ = initial_clusters(fed, init, M, sgd, draws)
+        m, w = initial_clusters(fed, init, M, sgd, draws)
         since = Round(0, m, w)
         yield since
     for t in range(since.number, rounds):
